@@ -1,0 +1,21 @@
+//! prefix-router: an Envoy proxy-wasm HTTP filter that sends requests with the same prompt prefix
+//! to the same LLM engine, so that its KV cache is used again.
+//!
+//! Guarantee: every module but `filter` is pure: no clock, no randomness, no host types; time,
+//! randomness and storage come in as arguments. Not here: any logic (see the modules).
+
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
+)]
+
+pub mod payload;
+pub mod placement;
+pub mod popularity;
+pub mod prefix;
+pub mod store;

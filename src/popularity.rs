@@ -1,0 +1,1 @@
+//! The popularity sketch and the adaptive key.

@@ -1,0 +1,1 @@
+//! The prefix-router command-line tool's parts: simulated engines, load, demo, set-up, harness.

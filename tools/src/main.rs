@@ -1,0 +1,3 @@
+//! `prefix-router`: the command-line tool.
+
+fn main() {}
