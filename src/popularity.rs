@@ -1,1 +1,324 @@
-//! The popularity sketch and the adaptive key.
+//! How hot each prefix is, and the key that follows from it.
+//!
+//! Guarantee: the sketch has a fixed size, whatever passes through it; the adaptive key is the
+//! shallowest checkpoint that no host would be overrun by. Not here: hosts, placement, load.
+//!
+//! Sketch: count-min, Cormode and Muthukrishnan, "An improved data stream summary", Journal of
+//! Algorithms 55(1), 2005. Key rule and constants: ROUTING.md 6a.
+
+use crate::prefix::{Checkpoint, Key, Kinds, Prompt};
+use crate::store::{Store, StoreError};
+
+/// Counters in a row: `ROUTING.md` 6a gives 2 × 2,048 to 4,096.
+const WIDTH: u64 = 4096;
+/// Rows of the sketch.
+const ROWS: u64 = 2;
+/// Layout version, requests since the last halving, total: 4 bytes each.
+const HEADER_BYTES: usize = 12;
+/// 12 + 2 × 4,096 × 2 = 16,396 bytes of shared data for each pool.
+const SKETCH_BYTES: usize = HEADER_BYTES + (ROWS * WIDTH * 2) as usize;
+/// Changes with the meaning of the bytes; a sketch with another version is started anew.
+const LAYOUT: u32 = 1;
+/// Attempts against other workers; a lost count changes no placement that matters.
+const ATTEMPTS_MAX: u32 = 4;
+/// Rungs looked at: 8 + 31 ladder steps up to 8 MiB, two message ends, the prompt's end.
+pub const RUNGS_MAX: usize = 48;
+
+/// What decides how deep the key goes. Sources: ROUTING.md 6a.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heat {
+    /// THETA: a prefix is hot when its share of recent requests is above this part of a host.
+    pub hot_share: f64,
+    /// MINC: counts up to this are never hot.
+    pub count_min: u32,
+    /// HALVE: all counters are halved after this many requests.
+    pub halve_requests: u32,
+}
+
+impl Default for Heat {
+    fn default() -> Self {
+        Self {
+            hot_share: 0.5,
+            count_min: 4,
+            halve_requests: 2000,
+        }
+    }
+}
+
+impl Heat {
+    /// The count above which a prefix is hot on `hosts` hosts, with `total` recent requests.
+    fn count_max(self, total: u32, hosts: u32) -> u32 {
+        let share = self.hot_share / f64::from(hosts.max(1)) * f64::from(total);
+        self.count_min.max(share as u32)
+    }
+}
+
+/// A rung of the ladder that the key walks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rung {
+    /// Bytes of text before it.
+    pub position: u64,
+    /// Its checkpoint with the prompt's seeds mixed in.
+    pub key: Key,
+}
+
+/// The key of a request and how it was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdaptiveKey {
+    /// What places the request.
+    pub key: Key,
+    /// Where in the prompt it ends, in bytes of text.
+    pub position: u64,
+    /// Where the last hot prefix ends: every host is assumed to hold it. 0 if none is hot.
+    pub floor: u64,
+}
+
+/// The rungs of a prompt, shallow to deep, equal ones once; the last is the whole prompt.
+#[must_use]
+pub fn rungs(prompt: &Prompt) -> Vec<Rung> {
+    let mut rungs: Vec<Rung> = Vec::with_capacity(RUNGS_MAX);
+    for checkpoint in &prompt.checkpoints {
+        if !checkpoint.kinds.has(Kinds::KEY.with(Kinds::END)) {
+            continue;
+        }
+        let rung = rung_of(prompt, checkpoint);
+        if rungs.iter().any(|seen| seen.key == rung.key) {
+            continue;
+        }
+        if rungs.len() == RUNGS_MAX {
+            rungs.pop();
+        }
+        rungs.push(rung);
+    }
+    rungs
+}
+
+fn rung_of(prompt: &Prompt, checkpoint: &Checkpoint) -> Rung {
+    Rung {
+        position: checkpoint.position,
+        key: prompt.key(checkpoint),
+    }
+}
+
+/// Counts a request's rungs in the pool's sketch and finds its key.
+///
+/// `None` if the prompt has no rung. When shared data cannot be reached, nothing counts as hot:
+/// the shallowest rung places the request.
+pub fn visit(
+    store: &impl Store,
+    name: &str,
+    rungs: &[Rung],
+    hosts: u32,
+    heat: Heat,
+) -> Option<AdaptiveKey> {
+    let (counts, total) = count(store, name, rungs, heat).unwrap_or((Vec::new(), 0));
+    choose(rungs, &counts, heat.count_max(total, hosts))
+}
+
+/// The shallowest rung whose count is not above `count_max`; the last one if all are.
+fn choose(rungs: &[Rung], counts: &[u32], count_max: u32) -> Option<AdaptiveKey> {
+    let mut floor = 0;
+    let mut found = None;
+    for (rung, count) in rungs.iter().zip(counts.iter().chain(std::iter::repeat(&0))) {
+        found = Some(AdaptiveKey {
+            key: rung.key,
+            position: rung.position,
+            floor,
+        });
+        if *count <= count_max {
+            break;
+        }
+        floor = rung.position;
+    }
+    found
+}
+
+fn count(
+    store: &impl Store,
+    name: &str,
+    rungs: &[Rung],
+    heat: Heat,
+) -> Result<(Vec<u32>, u32), StoreError> {
+    let mut result = Err(StoreError::Stale);
+    for _ in 0..ATTEMPTS_MAX {
+        let seen = store.read(name)?;
+        let mut sketch = Sketch::from_bytes(seen.value);
+        let counts = sketch.add(rungs, heat.halve_requests);
+        let total = sketch.total();
+        let written = store.write(name, &sketch.bytes, Some(seen.cas));
+        // Also after a lost race the counts are good: they lack one request of another worker.
+        result = Ok((counts, total));
+        if written != Err(StoreError::Stale) {
+            break;
+        }
+    }
+    result
+}
+
+/// Counters of two bytes, in rows, behind a header; kept as the bytes that shared data holds.
+struct Sketch {
+    bytes: Vec<u8>,
+}
+
+impl Sketch {
+    fn from_bytes(bytes: Option<Vec<u8>>) -> Self {
+        let mut sketch = Self {
+            bytes: bytes.unwrap_or_default(),
+        };
+        if sketch.bytes.len() != SKETCH_BYTES || sketch.header(0) != LAYOUT {
+            sketch.bytes = vec![0; SKETCH_BYTES];
+            sketch.set_header(0, LAYOUT);
+        }
+        sketch
+    }
+
+    /// Adds one request with these rungs; the counts after it, rung by rung.
+    fn add(&mut self, rungs: &[Rung], halve_requests: u32) -> Vec<u32> {
+        self.set_header(1, self.header(1).saturating_add(1));
+        self.set_header(2, self.header(2).saturating_add(1));
+        if self.header(1) >= halve_requests {
+            self.halve();
+        }
+        rungs
+            .iter()
+            .map(|rung| {
+                let cells = cells(rung.key);
+                cells
+                    .iter()
+                    .map(|&cell| self.increment(cell))
+                    .min()
+                    .unwrap_or(0)
+            })
+            .collect()
+    }
+
+    fn total(&self) -> u32 {
+        self.header(2)
+    }
+
+    fn halve(&mut self) {
+        self.set_header(1, 0);
+        self.set_header(2, self.total() / 2);
+        let (_, counters) = self.bytes.split_at_mut(HEADER_BYTES);
+        for counter in counters.chunks_exact_mut(2) {
+            if let [low, high] = counter {
+                [*low, *high] = (u16::from_le_bytes([*low, *high]) / 2).to_le_bytes();
+            }
+        }
+    }
+
+    fn increment(&mut self, cell: usize) -> u32 {
+        let Some([low, high]) = self.bytes.get_mut(cell..cell + 2) else {
+            return 0;
+        };
+        let count = u16::from_le_bytes([*low, *high]).saturating_add(1);
+        [*low, *high] = count.to_le_bytes();
+        u32::from(count)
+    }
+
+    fn header(&self, field: usize) -> u32 {
+        let bytes = self.bytes.get(field * 4..field * 4 + 4);
+        bytes
+            .and_then(|bytes| bytes.try_into().ok())
+            .map_or(0, u32::from_le_bytes)
+    }
+
+    fn set_header(&mut self, field: usize, value: u32) {
+        if let Some(bytes) = self.bytes.get_mut(field * 4..field * 4 + 4) {
+            bytes.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+}
+
+/// Byte offsets of a key's counters, one a row. A key is a finished hash, so disjoint bits of it
+/// are independent.
+fn cells(key: Key) -> [usize; ROWS as usize] {
+    let cell = |row: u64| {
+        let column = (key.0 >> (row * 16)) % WIDTH;
+        HEADER_BYTES + ((row * WIDTH + column) * 2) as usize
+    };
+    [cell(0), cell(1)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prefix::mix;
+    use crate::store::MemoryStore;
+
+    fn ladder(ids: &[u64]) -> Vec<Rung> {
+        let rung = |(n, &id): (usize, &u64)| Rung {
+            position: (n as u64 + 1) * 1024,
+            key: Key(mix(id, 1)),
+        };
+        ids.iter().enumerate().map(rung).collect()
+    }
+
+    fn visits(store: &MemoryStore, ids: &[u64], times: u32) -> AdaptiveKey {
+        let rungs = ladder(ids);
+        let heat = Heat::default();
+        let visit_once = || visit(store, "sketch", &rungs, 7, heat).unwrap();
+        for _ in 1..times {
+            visit_once();
+        }
+        visit_once()
+    }
+
+    #[test]
+    fn a_prefix_that_few_requests_share_is_the_key() {
+        let key = visits(&MemoryStore::new(), &[1, 2, 3], 4);
+        assert_eq!((key.position, key.floor), (1024, 0));
+    }
+
+    #[test]
+    fn a_prefix_that_all_requests_share_is_passed_over() {
+        // 100 requests share the first two rungs, each has a third rung of its own. The limit is
+        // 0.5 / 7 × 100 = 7.
+        let store = MemoryStore::new();
+        let mut last = None;
+        for id in 0..100 {
+            last = Some(visits(&store, &[1, 2, 1000 + id], 1));
+        }
+        let last = last.unwrap();
+        assert_eq!((last.position, last.floor), (3072, 2048));
+        assert_eq!(last.key, Key(mix(1099, 1)));
+    }
+
+    #[test]
+    fn when_all_rungs_are_hot_the_whole_prompt_is_the_key() {
+        let key = visits(&MemoryStore::new(), &[1, 2], 100);
+        assert_eq!((key.position, key.floor), (2048, 1024));
+    }
+
+    #[test]
+    fn counts_are_halved_so_that_a_prefix_cools_down() {
+        let store = MemoryStore::new();
+        visits(&store, &[1, 2], 500);
+        for id in 0..12_000 {
+            visits(&store, &[10_000 + id], 1);
+        }
+        assert_eq!(visits(&store, &[1, 2], 1).position, 1024);
+    }
+
+    #[test]
+    fn a_sketch_of_another_layout_is_started_anew() {
+        let store = MemoryStore::new();
+        store
+            .write("sketch", &vec![0xff; SKETCH_BYTES], None)
+            .unwrap();
+        assert_eq!(visits(&store, &[1, 2], 1).position, 1024);
+        assert_eq!(
+            store.read("sketch").unwrap().value.unwrap().len(),
+            SKETCH_BYTES
+        );
+    }
+
+    #[test]
+    fn the_sketch_keeps_its_size() {
+        let store = MemoryStore::new();
+        for id in 0..5000 {
+            visits(&store, &[id, id + 1, id + 2], 1);
+        }
+        assert_eq!(store.read("sketch").unwrap().value.unwrap().len(), 16_396);
+    }
+}
