@@ -14,8 +14,10 @@
     )
 )]
 
+pub mod load;
 pub mod payload;
 pub mod placement;
 pub mod popularity;
 pub mod prefix;
+pub mod route;
 pub mod store;

@@ -1,0 +1,408 @@
+//! In-flight requests and pending tokens per host, kept in the proxy's shared data.
+//!
+//! Guarantee: a booking adds one request to one host and takes it away exactly once, by whichever
+//! worker, in whatever order; no count goes below zero; a change that could not be written is owed
+//! and written later. Not here: what a full host means (route.rs), which request is where
+//! (request.rs).
+//!
+//! All hosts' loads are one value: a decision reads every host anyway, and one compare-and-swap
+//! then both sees the loads and books, so two workers can never take the same last place.
+
+use std::cell::RefCell;
+
+use crate::store::{Store, StoreError};
+
+/// The shared-data key of the loads; its number is the layout's version.
+pub const LOADS_KEY: &str = "prefix_router.1.loads";
+/// Attempts of one change against other workers. Each attempt fails only if another worker wrote
+/// in the few microseconds between; 64 failures in a row mean that something else is wrong.
+const ATTEMPTS_MAX: u32 = 64;
+/// Changes that a worker may owe; past that the oldest is forgotten and left to the repair.
+const DEBTS_MAX: usize = 4096;
+/// Layout version and version of the host table, 4 bytes each.
+const HEADER_BYTES: usize = 8;
+const LAYOUT: u32 = 1;
+/// Generation and failures (2 bytes each), in flight, pending, placed (4 bytes each).
+const RECORD_BYTES: usize = 16;
+
+/// A host's place in the tables. Slots are reused, so a slot alone does not name a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u16);
+
+/// A slot at one time of its life: what a booking holds on to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// The slot.
+    pub slot: Slot,
+    /// Which tenant of the slot: it changes when the slot is given to another host.
+    pub generation: u16,
+}
+
+/// One request's share in a host's load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Booking {
+    /// Where it counts.
+    pub seat: Seat,
+    /// Estimated tokens that the host has yet to compute for it.
+    pub pending: u32,
+}
+
+/// A change of the loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// One more request in flight, with its pending tokens.
+    Book(Booking),
+    /// The first byte of the answer came: the pending tokens are computed.
+    Settle(Booking),
+    /// The request ended; what is still pending goes with it.
+    Release(Booking),
+}
+
+/// What one host carries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Requests sent and not ended.
+    pub in_flight: u32,
+    /// Estimated uncached prompt tokens of requests whose first byte has not come.
+    pub pending: u32,
+}
+
+/// All hosts' loads, as the bytes that shared data holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loads {
+    bytes: Vec<u8>,
+}
+
+impl Loads {
+    fn from_bytes(bytes: Option<Vec<u8>>) -> Self {
+        let mut loads = Self {
+            bytes: bytes.unwrap_or_default(),
+        };
+        if loads.bytes.len() < HEADER_BYTES || loads.word(0) != LAYOUT {
+            loads.bytes = vec![0; HEADER_BYTES];
+            loads.set_word(0, LAYOUT);
+        }
+        loads
+    }
+
+    /// What a host carries now; nothing if the slot has another tenant.
+    #[must_use]
+    pub fn of(&self, seat: Seat) -> Load {
+        let at = record(seat.slot);
+        if self.word(at) & 0xffff != u32::from(seat.generation) {
+            return Load::default();
+        }
+        Load {
+            in_flight: self.word(at + 4),
+            pending: self.word(at + 8),
+        }
+    }
+
+    /// Requests in flight in a slot, whoever its tenant is: a slot is free to be reused at zero.
+    #[must_use]
+    pub fn in_flight(&self, slot: Slot) -> u32 {
+        self.word(record(slot) + 4)
+    }
+
+    /// The version of the host table that these loads go with.
+    #[must_use]
+    pub fn hosts_version(&self) -> u32 {
+        self.word(4)
+    }
+
+    /// Tells all workers that there is a new host table.
+    pub fn set_hosts_version(&mut self, version: u32) {
+        self.set_word(4, version);
+    }
+
+    /// Gives a slot to a host: its loads start at zero and late changes of the former tenant are
+    /// ignored. Does nothing if the host has the slot already.
+    pub fn seat(&mut self, seat: Seat) {
+        let at = record(seat.slot);
+        if self.word(at) & 0xffff == u32::from(seat.generation) && at < self.bytes.len() {
+            return;
+        }
+        if self.bytes.len() < at + RECORD_BYTES {
+            self.bytes.resize(at + RECORD_BYTES, 0);
+        }
+        self.set_word(at, u32::from(seat.generation));
+        for field in [4, 8, 12] {
+            self.set_word(at + field, 0);
+        }
+    }
+
+    /// Applies a change; one that belongs to a former tenant changes nothing.
+    pub fn apply(&mut self, change: Change) {
+        let (Change::Book(booking) | Change::Settle(booking) | Change::Release(booking)) = change;
+        let at = record(booking.seat.slot);
+        if self.word(at) & 0xffff != u32::from(booking.seat.generation) {
+            return;
+        }
+        let load = self.of(booking.seat);
+        let (in_flight, pending) = match change {
+            Change::Book(_) => (
+                load.in_flight.saturating_add(1),
+                load.pending.saturating_add(booking.pending),
+            ),
+            Change::Settle(_) => (load.in_flight, load.pending.saturating_sub(booking.pending)),
+            Change::Release(_) => (
+                load.in_flight.saturating_sub(1),
+                load.pending.saturating_sub(booking.pending),
+            ),
+        };
+        self.set_word(at + 4, in_flight);
+        self.set_word(at + 8, pending);
+    }
+
+    /// Takes away requests that the proxy does not know of: a stopped VM's bookings.
+    pub fn forgive(&mut self, seat: Seat, in_flight: u32) {
+        let load = self.of(seat);
+        let left = load.in_flight.saturating_sub(in_flight);
+        let at = record(seat.slot);
+        if load.in_flight > 0 {
+            self.set_word(at + 4, left);
+        }
+        if left == 0 && load.pending > 0 {
+            self.set_word(at + 8, 0);
+        }
+    }
+
+    fn word(&self, at: usize) -> u32 {
+        let bytes = self.bytes.get(at..at + 4);
+        bytes
+            .and_then(|bytes| bytes.try_into().ok())
+            .map_or(0, u32::from_le_bytes)
+    }
+
+    fn set_word(&mut self, at: usize, value: u32) {
+        if let Some(bytes) = self.bytes.get_mut(at..at + 4) {
+            bytes.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+}
+
+fn record(slot: Slot) -> usize {
+    HEADER_BYTES + usize::from(slot.0) * RECORD_BYTES
+}
+
+/// Reads the loads without changing them.
+pub fn read(store: &impl Store) -> Result<Loads, StoreError> {
+    Ok(Loads::from_bytes(store.read(LOADS_KEY)?.value))
+}
+
+/// One worker's hand in the loads: writes changes, and remembers those it could not write.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    debts: RefCell<Vec<Change>>,
+}
+
+impl Ledger {
+    /// Runs `step` on the current loads and writes what it changed, again if another worker wrote
+    /// in between. `step` must give its changes back as well: they are owed if nothing could be
+    /// written.
+    pub fn transact<T>(
+        &self,
+        store: &impl Store,
+        mut step: impl FnMut(&mut Loads) -> (T, Option<Change>),
+    ) -> T {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let seen = store.read(LOADS_KEY);
+            let cas = seen.as_ref().ok().map(|seen| seen.cas);
+            let mut loads = Loads::from_bytes(seen.ok().and_then(|seen| seen.value));
+            for debt in self.debts.borrow().iter() {
+                loads.apply(*debt);
+            }
+            let before = loads.clone();
+            let (result, change) = step(&mut loads);
+            if let Some(change) = change {
+                loads.apply(change);
+            }
+            if loads == before && self.debts.borrow().is_empty() {
+                return result;
+            }
+            let written = match cas {
+                Some(cas) => store.write(LOADS_KEY, &loads.bytes, Some(cas)),
+                None => Err(StoreError::Refused),
+            };
+            match written {
+                Ok(()) => {
+                    self.debts.borrow_mut().clear();
+                    return result;
+                }
+                Err(StoreError::Stale) if attempts < ATTEMPTS_MAX => {}
+                Err(_) => {
+                    self.owe(change);
+                    return result;
+                }
+            }
+        }
+    }
+
+    /// Applies one change.
+    pub fn apply(&self, store: &impl Store, change: Change) {
+        self.transact(store, |_| ((), Some(change)));
+    }
+
+    /// Writes what is owed, if anything is.
+    pub fn pay(&self, store: &impl Store) {
+        if !self.debts.borrow().is_empty() {
+            self.transact(store, |_| ((), None));
+        }
+    }
+
+    fn owe(&self, change: Option<Change>) {
+        let Some(change) = change else { return };
+        let mut debts = self.debts.borrow_mut();
+        if debts.len() == DEBTS_MAX {
+            debts.remove(0);
+        }
+        debts.push(change);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Cas, MemoryStore, Versioned};
+    use std::cell::Cell;
+
+    fn seat(slot: u16, generation: u16) -> Seat {
+        Seat {
+            slot: Slot(slot),
+            generation,
+        }
+    }
+
+    fn booking(slot: u16, generation: u16, pending: u32) -> Booking {
+        Booking {
+            seat: seat(slot, generation),
+            pending,
+        }
+    }
+
+    fn seated(store: &MemoryStore, seats: &[Seat]) -> Ledger {
+        let ledger = Ledger::default();
+        ledger.transact(store, |loads| {
+            seats.iter().for_each(|seat| loads.seat(*seat));
+            ((), None)
+        });
+        ledger
+    }
+
+    #[track_caller]
+    fn check(store: &MemoryStore, seat: Seat, in_flight: u32, pending: u32) {
+        assert_eq!(read(store).unwrap().of(seat), Load { in_flight, pending });
+    }
+
+    #[test]
+    fn a_booking_counts_until_it_is_released() {
+        let store = MemoryStore::new();
+        let ledger = seated(&store, &[seat(0, 1), seat(3, 1)]);
+        ledger.apply(&store, Change::Book(booking(3, 1, 700)));
+        ledger.apply(&store, Change::Book(booking(3, 1, 300)));
+        check(&store, seat(3, 1), 2, 1000);
+        ledger.apply(&store, Change::Settle(booking(3, 1, 700)));
+        check(&store, seat(3, 1), 2, 300);
+        ledger.apply(&store, Change::Release(booking(3, 1, 0)));
+        ledger.apply(&store, Change::Release(booking(3, 1, 300)));
+        check(&store, seat(3, 1), 0, 0);
+        check(&store, seat(0, 1), 0, 0);
+    }
+
+    #[test]
+    fn counts_never_go_below_zero() {
+        let store = MemoryStore::new();
+        let ledger = seated(&store, &[seat(0, 1)]);
+        ledger.apply(&store, Change::Release(booking(0, 1, 50)));
+        check(&store, seat(0, 1), 0, 0);
+    }
+
+    #[test]
+    fn a_late_release_of_a_former_tenant_changes_nothing() {
+        let store = MemoryStore::new();
+        let ledger = seated(&store, &[seat(0, 1)]);
+        ledger.apply(&store, Change::Book(booking(0, 1, 10)));
+        seated(&store, &[seat(0, 2)]);
+        check(&store, seat(0, 2), 0, 0);
+        ledger.apply(&store, Change::Book(booking(0, 2, 5)));
+        ledger.apply(&store, Change::Release(booking(0, 1, 10)));
+        check(&store, seat(0, 2), 1, 5);
+    }
+
+    #[test]
+    fn seating_a_host_again_keeps_its_load() {
+        let store = MemoryStore::new();
+        let ledger = seated(&store, &[seat(0, 1)]);
+        ledger.apply(&store, Change::Book(booking(0, 1, 10)));
+        seated(&store, &[seat(0, 1)]);
+        check(&store, seat(0, 1), 1, 10);
+    }
+
+    #[test]
+    fn forgiving_takes_away_no_more_than_there_is() {
+        let store = MemoryStore::new();
+        let ledger = seated(&store, &[seat(0, 1)]);
+        ledger.apply(&store, Change::Book(booking(0, 1, 10)));
+        ledger.transact(&store, |loads| {
+            loads.forgive(seat(0, 1), 3);
+            ((), None)
+        });
+        check(&store, seat(0, 1), 0, 0);
+    }
+
+    /// Fails the next `failures` writes.
+    struct Flaky {
+        inner: MemoryStore,
+        failures: Cell<u32>,
+        error: StoreError,
+    }
+
+    impl Store for Flaky {
+        fn read(&self, key: &str) -> Result<Versioned, StoreError> {
+            self.inner.read(key)
+        }
+
+        fn write(&self, key: &str, value: &[u8], cas: Option<Cas>) -> Result<(), StoreError> {
+            let failures = self.failures.get();
+            if failures > 0 {
+                self.failures.set(failures - 1);
+                return Err(self.error);
+            }
+            self.inner.write(key, value, cas)
+        }
+    }
+
+    #[test]
+    fn a_lost_race_is_run_again_on_fresh_loads() {
+        let inner = MemoryStore::new();
+        seated(&inner, &[seat(0, 1)]);
+        let store = Flaky {
+            inner,
+            failures: Cell::new(5),
+            error: StoreError::Stale,
+        };
+        Ledger::default().apply(&store, Change::Book(booking(0, 1, 9)));
+        check(&store.inner, seat(0, 1), 1, 9);
+    }
+
+    #[test]
+    fn a_change_that_could_not_be_written_is_written_later_and_once() {
+        let inner = MemoryStore::new();
+        seated(&inner, &[seat(0, 1)]);
+        let store = Flaky {
+            inner,
+            failures: Cell::new(2),
+            error: StoreError::Refused,
+        };
+        let ledger = Ledger::default();
+        ledger.apply(&store, Change::Book(booking(0, 1, 9)));
+        ledger.apply(&store, Change::Book(booking(0, 1, 9)));
+        check(&store.inner, seat(0, 1), 0, 0);
+        ledger.pay(&store);
+        check(&store.inner, seat(0, 1), 2, 18);
+        ledger.pay(&store);
+        check(&store.inner, seat(0, 1), 2, 18);
+    }
+}
