@@ -1,1 +1,3 @@
 //! The prefix-router command-line tool's parts: simulated engines, load, demo, set-up, harness.
+
+pub mod testkit;

@@ -1,0 +1,48 @@
+//! What the tests against a real Envoy are made of: engines that do exactly what a test asks,
+//! a client that can misbehave in every phase of a request, and prompts.
+//!
+//! Guarantee: nothing here waits blindly; every wait has an end and polls what it waits for.
+//! Not here: Envoy itself (harness), a realistic engine (engine).
+
+mod client;
+mod engine;
+mod prompt;
+
+use std::time::{Duration, Instant};
+
+pub use client::{Answer, Body, Client, Connection, Piece, Protocol, Request, Running};
+pub use engine::{Behaviour, ENGINE_HEADER, MockEngine, Recorded, SCRIPT_HEADER, SHA_HEADER};
+pub use prompt::{chat, chat_turns, words};
+
+/// How often [`eventually`] looks: often enough that no test is slow because of it.
+const POLL: Duration = Duration::from_millis(5);
+
+/// Waits until `holds` does, at most `limit`; says whether it did.
+pub async fn eventually(limit: Duration, mut holds: impl AsyncFnMut() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        if holds().await {
+            return true;
+        }
+        if start.elapsed() > limit {
+            return false;
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Lower-case hexadecimal SHA-256.
+#[must_use]
+pub fn sha256(bytes: &[u8]) -> String {
+    use sha2::Digest as _;
+    hex(&sha2::Sha256::digest(bytes))
+}
+
+/// Lower-case hexadecimal.
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
