@@ -19,5 +19,7 @@ pub mod payload;
 pub mod placement;
 pub mod popularity;
 pub mod prefix;
+pub mod request;
 pub mod route;
 pub mod store;
+pub mod watchdog;

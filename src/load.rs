@@ -58,6 +58,12 @@ pub enum Change {
     Release(Booking),
 }
 
+/// The changes of one step: a retry leaves one host and books another.
+pub type Changes = [Option<Change>; 2];
+
+/// Nothing changes.
+pub const NO_CHANGES: Changes = [None, None];
+
 /// What one host carries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
@@ -197,13 +203,13 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Runs `step` on the current loads and writes what it changed, again if another worker wrote
-    /// in between. `step` must give its changes back as well: they are owed if nothing could be
+    /// Runs `step` on the current loads, applies the changes it asks for and writes the result;
+    /// all again if another worker wrote in between. The changes are owed if nothing could be
     /// written.
     pub fn transact<T>(
         &self,
         store: &impl Store,
-        mut step: impl FnMut(&mut Loads) -> (T, Option<Change>),
+        mut step: impl FnMut(&mut Loads) -> (T, Changes),
     ) -> T {
         let mut attempts = 0;
         loop {
@@ -215,10 +221,11 @@ impl Ledger {
                 loads.apply(*debt);
             }
             let before = loads.clone();
-            let (result, change) = step(&mut loads);
-            if let Some(change) = change {
-                loads.apply(change);
-            }
+            let (result, changes) = step(&mut loads);
+            changes
+                .iter()
+                .flatten()
+                .for_each(|change| loads.apply(*change));
             if loads == before && self.debts.borrow().is_empty() {
                 return result;
             }
@@ -233,7 +240,7 @@ impl Ledger {
                 }
                 Err(StoreError::Stale) if attempts < ATTEMPTS_MAX => {}
                 Err(_) => {
-                    self.owe(change);
+                    self.owe(changes);
                     return result;
                 }
             }
@@ -242,23 +249,24 @@ impl Ledger {
 
     /// Applies one change.
     pub fn apply(&self, store: &impl Store, change: Change) {
-        self.transact(store, |_| ((), Some(change)));
+        self.transact(store, |_| ((), [Some(change), None]));
     }
 
     /// Writes what is owed, if anything is.
     pub fn pay(&self, store: &impl Store) {
         if !self.debts.borrow().is_empty() {
-            self.transact(store, |_| ((), None));
+            self.transact(store, |_| ((), NO_CHANGES));
         }
     }
 
-    fn owe(&self, change: Option<Change>) {
-        let Some(change) = change else { return };
+    fn owe(&self, changes: Changes) {
         let mut debts = self.debts.borrow_mut();
-        if debts.len() == DEBTS_MAX {
-            debts.remove(0);
+        for change in changes.into_iter().flatten() {
+            if debts.len() == DEBTS_MAX {
+                debts.remove(0);
+            }
+            debts.push(change);
         }
-        debts.push(change);
     }
 }
 
@@ -286,7 +294,7 @@ mod tests {
         let ledger = Ledger::default();
         ledger.transact(store, |loads| {
             seats.iter().for_each(|seat| loads.seat(*seat));
-            ((), None)
+            ((), NO_CHANGES)
         });
         ledger
     }
@@ -347,7 +355,7 @@ mod tests {
         ledger.apply(&store, Change::Book(booking(0, 1, 10)));
         ledger.transact(&store, |loads| {
             loads.forgive(seat(0, 1), 3);
-            ((), None)
+            ((), NO_CHANGES)
         });
         check(&store, seat(0, 1), 0, 0);
     }

@@ -158,7 +158,7 @@ fn limit_in_force(hosts: &[Candidate], loads: &Loads, bounds: Bounds) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::{Booking, Change, Ledger, Slot, read};
+    use crate::load::{Booking, Change, Ledger, NO_CHANGES, Slot, read};
     use crate::prefix::mix;
     use crate::store::MemoryStore;
 
@@ -179,7 +179,7 @@ mod tests {
         let store = MemoryStore::new();
         let ledger = Ledger::default();
         for &(seat, in_flight) in seats_in_flight {
-            ledger.transact(&store, |loads| (loads.seat(seat), None));
+            ledger.transact(&store, |loads| (loads.seat(seat), NO_CHANGES));
             for _ in 0..in_flight {
                 ledger.apply(&store, Change::Book(Booking { seat, pending: 0 }));
             }

@@ -1,0 +1,199 @@
+//! One request, from its headers to its end, as a state machine without input or output.
+//!
+//! Guarantee: a request is booked once and released once, whatever callbacks come in whatever
+//! order, and a callback that is missing or comes twice does no harm. Not here: host calls
+//! (filter/), the choice of the host (route.rs), reading of the body (payload/).
+
+use crate::load::{Booking, Change, Changes, Ledger, Loads, NO_CHANGES, Seat};
+use crate::payload::{End, Reader};
+use crate::prefix::Prompt;
+use crate::route::{Abstain, Placement};
+use crate::store::Store;
+
+/// Bytes read from the proxy at a time: what the VM's memory is bound by.
+pub const WINDOW_BYTES: u64 = 64 * 1024;
+
+/// What the request's headers say.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Facts<'a> {
+    /// `:method`.
+    pub method: &'a [u8],
+    /// `content-type`.
+    pub content_type: &'a [u8],
+    /// Whether `upgrade` is present.
+    pub upgrade: bool,
+    /// Whether the headers end the request.
+    pub end_of_stream: bool,
+}
+
+impl Facts<'_> {
+    /// Whether the request may carry a prompt. All others pass untouched: holding a request
+    /// whose body never ends would hang it (ENVOY.md 4).
+    #[must_use]
+    pub fn may_carry_a_prompt(&self) -> bool {
+        let prompt_method = matches!(self.method, b"POST" | b"PUT" | b"PATCH");
+        let content_type = self.content_type.trim_ascii_start().to_ascii_lowercase();
+        let streamed = [&b"application/grpc"[..], b"multipart/"]
+            .iter()
+            .any(|kind| content_type.starts_with(kind));
+        prompt_method && !self.upgrade && !self.end_of_stream && !streamed
+    }
+}
+
+/// What to do about a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing yet: keep the request held.
+    Wait,
+    /// Read these bytes of the body and feed them.
+    Read {
+        /// Where they start.
+        start: u64,
+        /// How many there are, at most [`WINDOW_BYTES`].
+        len: u64,
+    },
+    /// The body is read: place the request.
+    Place(End),
+    /// The request is not held: let everything through.
+    Pass,
+}
+
+enum Stage {
+    New,
+    Holding { reader: Box<Reader>, read: u64 },
+    Free,
+}
+
+/// One request.
+pub struct Request {
+    stage: Stage,
+    booking: Option<Booking>,
+    ended: bool,
+}
+
+impl Default for Request {
+    fn default() -> Self {
+        Self {
+            stage: Stage::New,
+            booking: None,
+            ended: false,
+        }
+    }
+}
+
+impl Request {
+    /// The request is held until its body is read.
+    pub fn hold(&mut self, reader: Reader) {
+        if matches!(self.stage, Stage::New) {
+            self.stage = Stage::Holding {
+                reader: Box::new(reader),
+                read: 0,
+            };
+        }
+    }
+
+    /// The request is not held, or no longer.
+    pub fn free(&mut self) {
+        self.stage = Stage::Free;
+    }
+
+    /// Whether the request is held.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        matches!(self.stage, Stage::Holding { .. })
+    }
+
+    /// What to do now that `buffered` bytes of the body are there and it ends or not. A body of
+    /// `bytes_max` or more is not waited for.
+    #[must_use]
+    pub fn next(&self, buffered: u64, end: bool, bytes_max: u64) -> Next {
+        let Stage::Holding { read, .. } = &self.stage else {
+            return Next::Pass;
+        };
+        let readable = buffered.min(bytes_max);
+        let unread = readable.saturating_sub(*read);
+        let complete = end || buffered >= bytes_max;
+        if unread >= WINDOW_BYTES || (complete && unread > 0) {
+            return Next::Read {
+                start: *read,
+                len: unread.min(WINDOW_BYTES),
+            };
+        }
+        match complete {
+            false => Next::Wait,
+            true if end && buffered <= bytes_max => Next::Place(End::Whole),
+            true => Next::Place(End::Cut),
+        }
+    }
+
+    /// Bytes of the body, as [`Next::Read`] asked for. Fewer bytes than asked for are taken as
+    /// all there are.
+    pub fn feed(&mut self, window: &[u8], asked: u64) {
+        if let Stage::Holding { reader, read } = &mut self.stage {
+            reader.feed(window);
+            *read = read.saturating_add(asked);
+        }
+    }
+
+    /// The prompt of a held request, which is free from now on.
+    pub fn prompt(&mut self, end: End) -> Option<Prompt> {
+        match std::mem::replace(&mut self.stage, Stage::Free) {
+            Stage::Holding { reader, .. } => Some(reader.finish(end)),
+            Stage::New | Stage::Free => None,
+        }
+    }
+
+    /// Runs `decide` on the current loads and books its first host in the same transaction.
+    /// `pending` gives the tokens that this host has yet to compute.
+    pub fn place(
+        &mut self,
+        store: &impl Store,
+        ledger: &Ledger,
+        decide: impl Fn(&Loads) -> (Placement, u32),
+    ) -> Placement {
+        if self.booking.is_some() || self.ended {
+            return Placement::abstain(Abstain::NotAPrompt);
+        }
+        let (placement, booking) = ledger.transact(store, |loads| {
+            let (placement, pending) = decide(loads);
+            let booking = placement.hosts.first().map(|host| Booking {
+                seat: host.seat,
+                pending,
+            });
+            ((placement, booking), [booking.map(Change::Book), None])
+        });
+        self.booking = booking;
+        placement
+    }
+
+    /// The host that answers became known; `None` if it is not one of ours. A request that a
+    /// retry or the proxy's own policy sent elsewhere is counted there.
+    pub fn served_by(&mut self, seat: Option<Seat>) -> Changes {
+        if self.ended || self.booking.map(|booking| booking.seat) == seat {
+            return NO_CHANGES;
+        }
+        let pending = self.booking.map_or(0, |booking| booking.pending);
+        let left = self.booking.take().map(Change::Release);
+        self.booking = seat.map(|seat| Booking { seat, pending });
+        [left, self.booking.map(Change::Book)]
+    }
+
+    /// The first byte of the answer's body came: nothing is pending any more.
+    pub fn answered(&mut self) -> Changes {
+        match &mut self.booking {
+            Some(booking) if booking.pending > 0 => {
+                let settled = *booking;
+                booking.pending = 0;
+                [Some(Change::Settle(settled)), None]
+            }
+            _ => NO_CHANGES,
+        }
+    }
+
+    /// The request ended, in whatever way.
+    pub fn end(&mut self) -> Changes {
+        self.stage = Stage::Free;
+        self.ended = true;
+        [self.booking.take().map(Change::Release), None]
+    }
+}

@@ -1,0 +1,178 @@
+//! Requests that are held for their body, and when to let them go unread.
+//!
+//! Guarantee: no request is held longer than its bound, whether or not the proxy ever hands over a
+//! body. Not here: how a request is let go (filter/).
+//!
+//! Without `allow_on_headers_stop_iteration` Envoy takes "pause" in the header callback for "stop
+//! everything": the body callback never comes and the request would hang (ENVOY.md 10). Nothing
+//! tells the filter whether the flag is set, but two things differ: with the flag, some body
+//! callback comes before long; without it, the held-back body follows at once when a request is
+//! let go.
+
+use std::collections::BTreeMap;
+
+/// How long a body may keep a request. All in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Until the first body callback, as long as none has ever come to this worker.
+    pub first_body_ms: u64,
+    /// Between two body callbacks.
+    pub body_idle_ms: u64,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            first_body_ms: 500,
+            body_idle_ms: 30_000,
+        }
+    }
+}
+
+/// A body that arrives this soon after its request was let go had been held back by the proxy. It
+/// is handed over in the same call; a slow client's comes when it comes.
+const HELD_BACK_MS: u64 = 20;
+/// After the flag was found unset, one request in this time is held again: it may have been set.
+const PROBE_MS: u64 = 60_000;
+/// Requests remembered after being let go.
+const SUSPECTS_MAX: usize = 64;
+
+/// What a body callback says about the proxy's configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing new.
+    Nothing,
+    /// The body had been held back: `allow_on_headers_stop_iteration` is not set.
+    FlagUnset,
+}
+
+/// One worker's held requests, by the proxy's number for them.
+#[derive(Debug, Default)]
+pub struct Watchdog {
+    held: BTreeMap<u32, u64>,
+    suspects: BTreeMap<u32, u64>,
+    flag_seen: bool,
+    probe_at: Option<u64>,
+}
+
+impl Watchdog {
+    /// Whether a request may be held now.
+    pub fn may_hold(&mut self, now_ms: u64) -> bool {
+        match self.probe_at {
+            Some(at) if now_ms < at => false,
+            Some(_) => {
+                self.probe_at = Some(now_ms + PROBE_MS);
+                true
+            }
+            None => true,
+        }
+    }
+
+    /// A request is held from now on.
+    pub fn hold(&mut self, request: u32, now_ms: u64) {
+        self.held.insert(request, now_ms);
+    }
+
+    /// A body callback came.
+    pub fn body(&mut self, request: u32, now_ms: u64) -> Verdict {
+        if let Some(last) = self.held.get_mut(&request) {
+            *last = now_ms;
+            self.flag_seen = true;
+            self.probe_at = None;
+            return Verdict::Nothing;
+        }
+        match self.suspects.remove(&request) {
+            Some(at) if now_ms.saturating_sub(at) <= HELD_BACK_MS && !self.flag_seen => {
+                self.probe_at = Some(now_ms + PROBE_MS);
+                Verdict::FlagUnset
+            }
+            _ => Verdict::Nothing,
+        }
+    }
+
+    /// The request is no longer held, or has ended.
+    pub fn done(&mut self, request: u32) {
+        self.held.remove(&request);
+        self.suspects.remove(&request);
+    }
+
+    /// The requests whose time is over; they are no longer held.
+    pub fn overdue(&mut self, now_ms: u64, bounds: Bounds) -> Vec<u32> {
+        let bound = if self.flag_seen {
+            bounds.body_idle_ms
+        } else {
+            bounds.first_body_ms
+        };
+        let is_over = |(_, last): &(&u32, &u64)| now_ms.saturating_sub(**last) >= bound;
+        let over: Vec<u32> = self
+            .held
+            .iter()
+            .filter(is_over)
+            .map(|(request, _)| *request)
+            .collect();
+        for request in &over {
+            self.held.remove(request);
+            if self.suspects.len() < SUSPECTS_MAX {
+                self.suspects.insert(*request, now_ms);
+            }
+        }
+        over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds {
+        first_body_ms: 500,
+        body_idle_ms: 30_000,
+    };
+
+    #[test]
+    fn lets_a_request_go_whose_body_never_comes() {
+        let mut watchdog = Watchdog::default();
+        watchdog.hold(7, 1000);
+        assert_eq!(watchdog.overdue(1499, BOUNDS), []);
+        assert_eq!(watchdog.overdue(1500, BOUNDS), [7]);
+        assert_eq!(watchdog.overdue(9999, BOUNDS), []);
+    }
+
+    #[test]
+    fn stops_holding_when_the_held_back_body_follows_at_once() {
+        let mut watchdog = Watchdog::default();
+        watchdog.hold(7, 1000);
+        watchdog.overdue(1500, BOUNDS);
+        assert_eq!(watchdog.body(7, 1501), Verdict::FlagUnset);
+        assert!(!watchdog.may_hold(1502));
+        // One probe a minute; if its body comes by itself, all is well again.
+        assert!(watchdog.may_hold(61_501));
+        assert!(!watchdog.may_hold(61_502));
+        watchdog.hold(8, 61_501);
+        assert_eq!(watchdog.body(8, 61_510), Verdict::Nothing);
+        assert!(watchdog.may_hold(61_511));
+    }
+
+    #[test]
+    fn a_slow_first_client_is_not_taken_for_an_unset_flag() {
+        let mut watchdog = Watchdog::default();
+        watchdog.hold(7, 1000);
+        watchdog.overdue(1500, BOUNDS);
+        assert_eq!(watchdog.body(7, 1800), Verdict::Nothing);
+        assert!(watchdog.may_hold(1801));
+    }
+
+    #[test]
+    fn once_a_body_came_a_slow_upload_has_its_full_time() {
+        let mut watchdog = Watchdog::default();
+        watchdog.hold(1, 0);
+        watchdog.body(1, 10);
+        watchdog.done(1);
+        watchdog.hold(2, 1000);
+        assert_eq!(watchdog.overdue(20_000, BOUNDS), []);
+        watchdog.body(2, 20_000);
+        assert_eq!(watchdog.overdue(49_999, BOUNDS), []);
+        assert_eq!(watchdog.overdue(50_000, BOUNDS), [2]);
+        assert_eq!(watchdog.body(2, 50_001), Verdict::Nothing);
+    }
+}
