@@ -1,4 +1,15 @@
 //! The prefix-router command-line tool's parts: simulated engines, load, demo, set-up, harness.
 
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
+)]
+
+pub mod setup;
 pub mod testkit;
 pub mod workload;

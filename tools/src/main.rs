@@ -1,3 +1,33 @@
-//! `prefix-router`: the command-line tool.
+//! `prefix-router`: the command-line tool. Not here: what the commands do (the library's modules).
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tools::setup;
+
+/// Prefix-aware routing for LLM engines behind Envoy: set up, try, measure, explain
+#[derive(Parser)]
+#[command(name = "prefix-router", version, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Make this machine ready: a Rust for wasm, an Envoy, and the filter
+    Setup(setup::SetupArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Setup(args) => setup::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("prefix-router: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
