@@ -14,9 +14,11 @@
     )
 )]
 
+pub mod lease;
 pub mod load;
 pub mod payload;
 pub mod placement;
+pub mod pool;
 pub mod popularity;
 pub mod prefix;
 pub mod request;

@@ -144,26 +144,33 @@ impl Request {
     }
 
     /// Runs `decide` on the current loads and books its first host in the same transaction.
-    /// `pending` gives the tokens that this host has yet to compute.
-    pub fn place(
+    /// `decide` also gives the tokens that this host has yet to compute. If it fails, nothing is
+    /// booked and the request can be placed again.
+    ///
+    /// # Errors
+    /// Those of `decide`.
+    pub fn place<E>(
         &mut self,
         store: &impl Store,
         ledger: &Ledger,
-        decide: impl Fn(&Loads) -> (Placement, u32),
-    ) -> Placement {
+        decide: impl Fn(&Loads) -> Result<(Placement, u32), E>,
+    ) -> Result<Placement, E> {
         if self.booking.is_some() || self.ended {
-            return Placement::abstain(Abstain::NotAPrompt);
+            return Ok(Placement::abstain(Abstain::NotAPrompt));
         }
-        let (placement, booking) = ledger.transact(store, |loads| {
-            let (placement, pending) = decide(loads);
-            let booking = placement.hosts.first().map(|host| Booking {
-                seat: host.seat,
-                pending,
-            });
-            ((placement, booking), [booking.map(Change::Book), None])
-        });
+        let (placement, booking) = ledger.transact(store, |loads| match decide(loads) {
+            Err(error) => (Err(error), NO_CHANGES),
+            Ok((placement, pending)) => {
+                let first = placement.hosts.first();
+                let booking = first.map(|host| Booking {
+                    seat: host.seat,
+                    pending,
+                });
+                (Ok((placement, booking)), [booking.map(Change::Book), None])
+            }
+        })?;
         self.booking = booking;
-        placement
+        Ok(placement)
     }
 
     /// The host that answers became known; `None` if it is not one of ours. A request that a

@@ -1,0 +1,170 @@
+//! Every call to the proxy, with its status turned into our own error.
+//!
+//! Guarantee: no call here panics in the phases its comment names; the SDK's own calls panic on
+//! statuses they do not list, so nothing else in the crate calls it. Not here: decisions.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use proxy_wasm::hostcalls;
+use proxy_wasm::types::{BufferType, MapType, MetricType};
+
+use crate::store::{CREATE, Cas, Store, StoreError, Versioned};
+
+/// The proxy did not do what it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused;
+
+/// A metric's number in the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metric(u32);
+
+/// Shared data of the `vm_id`: any phase.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shared;
+
+impl Store for Shared {
+    fn read(&self, key: &str) -> Result<Versioned, StoreError> {
+        match hostcalls::get_shared_data(key) {
+            Ok((None, None)) => Ok(Versioned { value: None, cas: CREATE }),
+            Ok((value, cas)) => Ok(Versioned { value, cas: cas.unwrap_or(CREATE) }),
+            Err(_) => Err(StoreError::Refused),
+        }
+    }
+
+    fn write(&self, key: &str, value: &[u8], cas: Option<Cas>) -> Result<(), StoreError> {
+        use proxy_wasm::types::Status;
+        match hostcalls::set_shared_data(key, Some(value), cas) {
+            Ok(()) => Ok(()),
+            Err(Status::CasMismatch) => Err(StoreError::Stale),
+            Err(_) => Err(StoreError::Refused),
+        }
+    }
+}
+
+/// Microseconds since 1970: any phase.
+pub fn now_us() -> u64 {
+    let since = hostcalls::get_current_time().ok().and_then(|now| now.duration_since(UNIX_EPOCH).ok());
+    since.map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}
+
+/// Milliseconds since 1970: any phase.
+pub fn now_ms() -> u64 {
+    now_us() / 1000
+}
+
+/// A request header's value: header, body and trailer callbacks of the request.
+pub fn request_header(name: &str) -> Option<Vec<u8>> {
+    hostcalls::get_map_value_bytes(MapType::HttpRequestHeaders, name).ok().flatten()
+}
+
+/// Sets a request header, whatever there was of it: callbacks of the request.
+pub fn set_request_header(name: &str, value: &str) {
+    // The only failure is a missing map, and the request's own callbacks have one.
+    let _ = hostcalls::set_map_value(MapType::HttpRequestHeaders, name, Some(value));
+}
+
+/// Removes a request header: callbacks of the request.
+pub fn remove_request_header(name: &str) {
+    let _ = hostcalls::remove_map_value(MapType::HttpRequestHeaders, name);
+}
+
+/// A response header's value: callbacks of the response.
+pub fn response_header(name: &str) -> Option<Vec<u8>> {
+    hostcalls::get_map_value_bytes(MapType::HttpResponseHeaders, name).ok().flatten()
+}
+
+/// Sets a response header: the response's header callback.
+pub fn set_response_header(name: &str, value: &str) {
+    let _ = hostcalls::set_map_value(MapType::HttpResponseHeaders, name, Some(value));
+}
+
+/// Bytes of the request's body that the proxy holds: body and trailer callbacks.
+pub fn request_body(start: u64, len: u64) -> Vec<u8> {
+    buffer(BufferType::HttpRequestBody, start, len)
+}
+
+fn buffer(kind: BufferType, start: u64, len: u64) -> Vec<u8> {
+    let (Ok(start), Ok(len)) = (usize::try_from(start), usize::try_from(len)) else {
+        return Vec::new();
+    };
+    hostcalls::get_buffer(kind, start, len).ok().flatten().unwrap_or_default()
+}
+
+/// The filter's configuration, `size` bytes of it: the configure callback.
+pub fn configuration(size: usize) -> Vec<u8> {
+    buffer(BufferType::PluginConfiguration, 0, size as u64)
+}
+
+/// A property of the stream: any phase of it.
+pub fn property(path: &[&str]) -> Option<Vec<u8>> {
+    hostcalls::get_property(path.to_vec()).ok().flatten()
+}
+
+/// Sets `wasm.<name>` in the stream's filter state, for access logs: any phase of the stream.
+pub fn set_filter_state(name: &str, value: &str) {
+    let _ = hostcalls::set_property(vec![name], Some(value.as_bytes()));
+}
+
+/// Lets a held request of this VM go: the tick. `root` is the caller's own context.
+pub fn release(request: u32, root: u32) {
+    if hostcalls::set_effective_context(request).is_ok() {
+        let _ = hostcalls::resume_http_request();
+    }
+    let _ = hostcalls::set_effective_context(root);
+}
+
+/// Asks for the tick callback every `period_ms`.
+pub fn tick_every(period_ms: u64) {
+    let _ = hostcalls::set_tick_period(Duration::from_millis(period_ms));
+}
+
+/// Sends `GET path` to a cluster: the tick. The answer comes to the root context.
+pub fn call(cluster: &str, path: &str, timeout_ms: u64) -> Result<(), Refused> {
+    let headers =
+        vec![(":method", "GET"), (":path", path), (":authority", "admin"), (":scheme", "http")];
+    let timeout = Duration::from_millis(timeout_ms);
+    match hostcalls::dispatch_http_call(cluster, headers, None, vec![], timeout) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Refused),
+    }
+}
+
+/// The answer's status: the answer's callback, and only if it has headers: without, the SDK
+/// panics (ENVOY.md 10).
+pub fn call_status() -> Option<Vec<u8>> {
+    hostcalls::get_map_value_bytes(MapType::HttpCallResponseHeaders, ":status").ok().flatten()
+}
+
+/// The answer's body: the answer's callback.
+pub fn call_body(size: usize) -> Vec<u8> {
+    buffer(BufferType::HttpCallResponseBody, 0, size as u64)
+}
+
+/// Defines a counter, or finds it: any phase; costs 1.4 µs.
+pub fn counter(name: &str) -> Option<Metric> {
+    hostcalls::define_metric(MetricType::Counter, name).ok().map(Metric)
+}
+
+/// Defines a gauge, or finds it.
+pub fn gauge(name: &str) -> Option<Metric> {
+    hostcalls::define_metric(MetricType::Gauge, name).ok().map(Metric)
+}
+
+/// Defines a histogram, or finds it.
+pub fn histogram(name: &str) -> Option<Metric> {
+    hostcalls::define_metric(MetricType::Histogram, name).ok().map(Metric)
+}
+
+/// Adds to a counter: any phase.
+pub fn increment(metric: Option<Metric>, by: u32) {
+    if let Some(Metric(id)) = metric {
+        let _ = hostcalls::increment_metric(id, i64::from(by));
+    }
+}
+
+/// Sets a gauge, or adds a value to a histogram: any phase.
+pub fn record(metric: Option<Metric>, value: u64) {
+    if let Some(Metric(id)) = metric {
+        let _ = hostcalls::record_metric(id, value);
+    }
+}
