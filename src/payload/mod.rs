@@ -3,6 +3,8 @@
 //! Guarantee: any bytes give a [`Prompt`], in one pass, with bounded memory, however they are cut
 //! into windows. Not here: the ladders and the chain (prefix.rs), hosts.
 
+pub mod decode;
+
 use crate::prefix::Prompt;
 
 /// What of the request's head decides how its body is read.
