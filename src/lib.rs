@@ -14,8 +14,11 @@
     )
 )]
 
+pub mod config;
+pub mod hosts;
 pub mod lease;
 pub mod load;
+pub mod names;
 pub mod payload;
 pub mod placement;
 pub mod pool;

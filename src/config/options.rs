@@ -1,0 +1,316 @@
+//! Every option of the config, declared once: the parser, its errors, the README's table and the
+//! `check` command all read this table.
+//!
+//! Guarantee: a field that is not declared here is refused. Not here: what options mean together
+//! (config.rs).
+
+use std::fmt;
+
+/// One option.
+#[derive(Clone, Copy, Debug)]
+pub struct Opt {
+    /// JSON Pointer; `*` stands for any item of a list.
+    pub path: &'static str,
+    /// What values it takes.
+    pub kind: Kind,
+    /// What its absence means.
+    pub absent: Absent,
+    /// What it does, for the README.
+    pub doc: &'static str,
+}
+
+impl Opt {
+    /// The pointer of the object that the option is in.
+    #[must_use]
+    pub fn parent(&self) -> &'static str {
+        self.path.rsplit_once('/').map_or("", |(parent, _)| parent)
+    }
+
+    /// The field's name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.path.rsplit_once('/').map_or("", |(_, name)| name)
+    }
+}
+
+/// The values an option takes. Its `Display` completes "expected …".
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// An object with options of its own.
+    Object,
+    /// A list of such objects.
+    Objects {
+        /// How many at least.
+        min: usize,
+        /// How many at most.
+        max: usize,
+        /// What they are.
+        unit: &'static str,
+    },
+    /// A number without fraction.
+    Integer {
+        /// The smallest value.
+        min: u64,
+        /// The largest value.
+        max: u64,
+        /// What is counted.
+        unit: &'static str,
+    },
+    /// `true` or `false`.
+    Bool,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// A text of this form.
+    Text(Form),
+    /// The same, or `null` for none.
+    TextOrNull(Form),
+    /// A list of texts of this form.
+    Texts {
+        /// What each one is.
+        form: Form,
+        /// How many at least.
+        min: usize,
+        /// How many at most.
+        max: usize,
+    },
+    /// A text, or an integer of 64 bits.
+    Seed,
+}
+
+/// What a text stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// The name of something; becomes a metric label.
+    Name,
+    /// The name of a header.
+    Header,
+    /// A JSON Pointer.
+    Pointer,
+    /// `ip:port`.
+    Address,
+    /// Any text but the empty one.
+    Free,
+}
+
+/// No text of the config is longer: it is a name, a pointer or the start of a prompt.
+pub const TEXT_BYTES_MAX: usize = 1024;
+
+/// Names become metric labels.
+pub const NAME_BYTES_MAX: usize = 256;
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Object => f.write_str("an object"),
+            Self::Objects { min, max, unit } if min == max => {
+                write!(f, "a list of exactly {min} {unit}")
+            }
+            Self::Objects { min, max, unit } => write!(f, "a list of {min}..={max} {unit}"),
+            Self::Integer { min, max, unit } => {
+                write!(f, "an integer in {min}..={max} ({unit})")
+            }
+            Self::Bool => f.write_str("true or false"),
+            Self::Choice(words) => {
+                let quoted: Vec<_> = words.iter().map(|word| format!("{word:?}")).collect();
+                f.write_str(&quoted.join(" or "))
+            }
+            Self::Text(form) => form.fmt(f),
+            Self::TextOrNull(form) => write!(f, "{form}, or null"),
+            Self::Texts { form, min, max } => {
+                write!(f, "a list of {min}..={max}, each {form}")
+            }
+            Self::Seed => write!(f, "a text or an integer in 0..={}", u64::MAX),
+        }
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name => write!(
+                f,
+                "a name (1..={NAME_BYTES_MAX} bytes, printable, without \".=\")"
+            ),
+            Self::Header => f.write_str("a header name"),
+            Self::Pointer => f.write_str("a JSON Pointer that starts with \"/\""),
+            Self::Address => f.write_str("\"ip:port\", or \"[ip]:port\" for IPv6"),
+            Self::Free => write!(f, "a text of 1..={TEXT_BYTES_MAX} bytes"),
+        }
+    }
+}
+
+/// What the absence of an option means.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Absent {
+    /// It is an error.
+    Required,
+    /// What the text says.
+    Means(&'static str),
+    /// This number.
+    Integer(u64),
+    /// This value.
+    Bool(bool),
+    /// This word or text.
+    Text(&'static str),
+    /// These texts.
+    Texts(&'static [&'static str]),
+}
+
+/// Declares options as constants and collects them into [`OPTIONS`], in this order.
+macro_rules! options {
+    ($($name:ident: $path:literal, $kind:expr, $absent:expr, $doc:literal;)+) => {
+        $(pub(super) const $name: Opt = Opt {
+            path: $path,
+            kind: $kind,
+            absent: $absent,
+            doc: $doc,
+        };)+
+
+        /// Every option, in the order of the README's table.
+        pub const OPTIONS: &[Opt] = &[$($name),+];
+    };
+}
+
+/// One fleet-wide host table has this many slots (hosts.rs).
+const HOSTS_MAX: usize = crate::hosts::SLOTS_MAX;
+
+options! {
+    POOLS: "/pools", Kind::Objects { min: 1, max: 1, unit: "pool (several are not supported yet)" }, Absent::Required,
+        "The models behind this listener. One, for now.";
+    CLUSTER: "/pools/*/cluster", Kind::Text(Form::Name), Absent::Required,
+        "The Envoy cluster of the model's hosts.";
+    NAME: "/pools/*/name", Kind::Text(Form::Name), Absent::Means("the cluster's name"),
+        "The pool's name in metrics and debug headers.";
+    HOSTS: "/pools/*/hosts", Kind::Object, Absent::Required,
+        "Where the list of hosts comes from: `admin_cluster` or `static`.";
+    ADMIN_CLUSTER: "/pools/*/hosts/admin_cluster", Kind::Text(Form::Name),
+        Absent::Means("not polled"),
+        "The Envoy cluster that leads to Envoy's own admin. The filter reads hosts, health and \
+         load there.";
+    POLL_MS: "/pools/*/hosts/poll_ms",
+        Kind::Integer { min: 100, max: 60_000, unit: "milliseconds" }, Absent::Integer(500),
+        "Time between two polls of the admin, over all workers together.";
+    STATIC: "/pools/*/hosts/static",
+        Kind::Texts { form: Form::Address, min: 1, max: HOSTS_MAX }, Absent::Means("no list"),
+        "The hosts as Envoy's cluster has them, instead of polling. Their health is not known \
+         then.";
+    ROUTING: "/pools/*/routing", Kind::Choice(&["adaptive", "fixed"]),
+        Absent::Means("`adaptive`; `fixed` beside `PrefixAwareRoutingConfig`"),
+        "`adaptive` finds the length of shared prefixes by itself. `fixed` takes \
+         `prefix_length` of every prompt.";
+    PREFIX_LENGTH: "/pools/*/prefix_length",
+        Kind::Integer { min: 1024, max: 65_536, unit: "characters" },
+        Absent::Means("required in `fixed`"),
+        "In `fixed`: how much of the prompt is its prefix. Counted in bytes for native bodies.";
+    CONCURRENCY_THRESHOLD: "/pools/*/concurrency_threshold",
+        Kind::Integer { min: 1, max: 1024, unit: "requests" },
+        Absent::Means("`limit`"),
+        "In `fixed`: another name of `limit`.";
+    AWS: "/pools/*/PrefixAwareRoutingConfig", Kind::Object, Absent::Means("not used"),
+        "SageMaker's own block, accepted as it is. Means `fixed`.";
+    AWS_LENGTH: "/pools/*/PrefixAwareRoutingConfig/PrefixLength", PREFIX_LENGTH.kind,
+        Absent::Required, "`prefix_length`.";
+    AWS_THRESHOLD: "/pools/*/PrefixAwareRoutingConfig/ConcurrencyThreshold",
+        CONCURRENCY_THRESHOLD.kind, Absent::Required, "`concurrency_threshold`.";
+    LIMIT: "/pools/*/limit", Kind::Integer { min: 1, max: 65_535, unit: "requests" },
+        Absent::Means("off in `adaptive`, required in `fixed`"),
+        "Requests in flight per host and gateway above which new ones go to the next host of \
+         their order.";
+    PANIC_RULE: "/pools/*/panic_rule", Kind::Bool, Absent::Bool(true),
+        "Ignore `limit` while the mean in flight is at least half of it: spilling would then \
+         only spread every prefix over every cache. `false` makes the limit hard.";
+    SEED: "/seed", Kind::Seed, Absent::Integer(0),
+        "Mixed into every key, so that outsiders cannot aim at a host. The same on all gateways.";
+    REQUEST: "/request", Kind::Object, Absent::Means("all defaults"),
+        "How requests are read.";
+    BODY_BYTES_MAX: "/request/body_bytes_max",
+        Kind::Integer { min: 1024, max: 64 * 1024 * 1024, unit: "bytes" },
+        Absent::Integer(8 * 1024 * 1024),
+        "How much of a body is held and read. A longer one is placed by what was read. Envoy's \
+         `request_body_buffer_limit` must exceed it by 1 MiB.";
+    BODY_WAIT_MS: "/request/body_wait_ms",
+        Kind::Integer { min: 100, max: 60_000, unit: "milliseconds" }, Absent::Integer(800),
+        "A request whose body does not begin to arrive in this time is released unrouted.";
+    UPLOAD_MS: "/request/upload_ms",
+        Kind::Integer { min: 1000, max: 3_600_000, unit: "milliseconds" },
+        Absent::Integer(60_000),
+        "A request whose body has not ended in this time is placed by what was read.";
+    TENANT_HEADER: "/request/tenant_header", Kind::TextOrNull(Form::Header),
+        Absent::Text("x-amzn-sagemaker-prefix-aware-id"),
+        "Requests with different values of this header share no key. Let your authentication \
+         set it. `null`: none is read.";
+    POINTERS: "/request/pointers", Kind::Texts { form: Form::Pointer, min: 0, max: 16 },
+        Absent::Texts(&["/inputs", "/prompt", "/messages", "/instances/0"]),
+        "Where the prompt is in bodies of no known API; the first that is there counts.";
+    TEMPLATE_INPUTS: "/request/template_inputs",
+        Kind::Texts { form: Form::Pointer, min: 0, max: 16 },
+        Absent::Texts(&["/reasoning_effort", "/chat_template_kwargs"]),
+        "Fields that change how the engine renders the prompt: other values, other key.";
+    SKIP: "/request/skip", Kind::Texts { form: Form::Free, min: 0, max: 16 },
+        Absent::Texts(&["x-anthropic-billing-header:"]),
+        "Leading system blocks that start with one of these texts are left out of the key.";
+    IMAGE_TOKENS: "/request/image_tokens",
+        Kind::Integer { min: 1, max: 100_000, unit: "tokens" }, Absent::Integer(1000),
+        "What an image counts as in the estimate of a prompt's length.";
+    TOOLS: "/request/tools",
+        Kind::Choice(&["by_model", "before_system", "after_system", "before_last_user"]),
+        Absent::Text("by_model"),
+        "Where the engine's chat template renders the tools. `by_model` knows the usual models.";
+    PROMPT_CACHE_KEY: "/request/prompt_cache_key", Kind::Choice(&["hint", "seed", "ignore"]),
+        Absent::Means("`hint`; `seed` in `fixed`"),
+        "`hint` splits a prefix that is too hot. `seed` separates whatever differs in it, as \
+         SageMaker does. `ignore` does not read it.";
+    DEBUG_HEADERS: "/debug_headers", Kind::Choice(&["off", "on_request", "always"]),
+        Absent::Text("off"),
+        "Response headers that say where a request went and why. `on_request`: when the request \
+         has `x-prefix-router-debug` and comes from inside.";
+    LOG: "/log", Kind::Choice(&["error", "warn", "info", "debug"]), Absent::Text("info"),
+        "What is logged; never prompt text. `debug` logs every request.";
+    HOST_SERIES_MAX: "/host_series_max",
+        Kind::Integer { min: 0, max: 10_000, unit: "addresses" }, Absent::Integer(256),
+        "How many addresses get metrics of their own. Envoy never forgets a metric, so with \
+         changing addresses this bounds them; later addresses share the label `other`.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_is_declared_once_under_a_declared_parent() {
+        for (index, option) in OPTIONS.iter().enumerate() {
+            let before = &OPTIONS[..index];
+            assert!(
+                before.iter().all(|other| other.path != option.path),
+                "{} is declared twice",
+                option.path
+            );
+            let parent = option.parent().trim_end_matches("/*");
+            let declared = before.iter().any(|other| other.path == parent);
+            assert!(
+                declared || parent.is_empty(),
+                "{} has no parent",
+                option.path
+            );
+        }
+    }
+
+    #[test]
+    fn every_default_is_a_value_the_option_takes() {
+        for option in OPTIONS {
+            let fits = match (option.kind, option.absent) {
+                (Kind::Integer { min, max, .. }, Absent::Integer(value)) => {
+                    (min..=max).contains(&value)
+                }
+                (Kind::Choice(words), Absent::Text(word)) => words.contains(&word),
+                (Kind::Bool, Absent::Bool(_))
+                | (Kind::Seed, Absent::Integer(_))
+                | (Kind::TextOrNull(_), Absent::Text(_))
+                | (_, Absent::Required | Absent::Means(_)) => true,
+                (Kind::Texts { max, .. }, Absent::Texts(texts)) => texts.len() <= max,
+                _ => false,
+            };
+            assert!(fits, "{}", option.path);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Proves what the config parser refuses, word for word, and what it makes of what it accepts.
+//!
+//! `UPDATE=1 cargo test --test config` rewrites the expected messages; review them then.
+
+#![allow(clippy::unwrap_used)]
+
+use prefix_router::config::{
+    Absent, Config, DebugHeaders, HostSource, Kind, OPTIONS, Opt, Pool, Request, Routing,
+};
+use prefix_router::payload::{CacheKey, ReadOptions, Tools};
+use prefix_router::route::Bounds;
+use std::path::{Path, PathBuf};
+
+fn cases() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/config/errors");
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut cases: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    cases.retain(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "json")
+    });
+    cases.sort();
+    cases
+}
+
+#[test]
+fn refuses_with_path_expectation_and_finding() {
+    let update = std::env::var_os("UPDATE").is_some();
+    let ci = std::env::var_os("CI").is_some();
+    assert!(!(update && ci), "UPDATE is for people: CI only compares");
+    let mut failures = Vec::new();
+    for case in cases() {
+        let name = case.file_stem().unwrap().to_string_lossy().into_owned();
+        let Err(error) = Config::parse(&std::fs::read(&case).unwrap()) else {
+            failures.push(format!("{name}: accepted"));
+            continue;
+        };
+        let found = format!("{error}\n");
+        let golden = case.with_extension("txt");
+        if update {
+            std::fs::write(&golden, &found).unwrap();
+            continue;
+        }
+        let expected = std::fs::read_to_string(&golden).unwrap_or_default();
+        if found != expected {
+            failures.push(format!("{name}\n  expected {expected}  found    {found}"));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn every_refusal_is_one_line_about_one_case() {
+    let messages: Vec<_> = cases()
+        .iter()
+        .map(|case| std::fs::read_to_string(case.with_extension("txt")).unwrap())
+        .collect();
+    assert!(messages.len() >= 80, "{} cases", messages.len());
+    for message in messages {
+        assert_eq!(message.lines().count(), 1, "{message}");
+        assert!(message.len() < 400, "{message}");
+    }
+}
+
+#[test]
+fn every_option_has_a_refusal() {
+    let messages: String = cases()
+        .iter()
+        .map(|case| std::fs::read_to_string(case.with_extension("txt")).unwrap())
+        .collect();
+    for option in OPTIONS {
+        let path = option.path.replace('*', "0");
+        assert!(
+            messages.contains(&format!("config {path}:"))
+                || messages.contains(&format!("config {path}/")),
+            "no case in tests/config/errors refuses {path}"
+        );
+    }
+}
+
+#[track_caller]
+fn parsed(text: &str) -> Config {
+    Config::parse(text.as_bytes()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[track_caller]
+fn pool(options: &str) -> Pool {
+    let start = r#"{"pools": [{"cluster": "engines", "hosts": {"admin_cluster": "admin"}"#;
+    parsed(&format!("{start}{options}}}]}}")).pools.remove(0)
+}
+
+const SMALLEST: &str =
+    r#"{"pools": [{"cluster": "engines", "hosts": {"admin_cluster": "envoy_admin"}}]}"#;
+
+#[test]
+fn the_smallest_config_has_every_default() {
+    let expected = Config {
+        pools: vec![Pool {
+            name: "engines".into(),
+            cluster: "engines".into(),
+            hosts: HostSource::Admin {
+                cluster: "envoy_admin".into(),
+                poll_ms: 500,
+            },
+            routing: Routing::Adaptive,
+            bounds: Bounds {
+                limit: None,
+                panic_rule: true,
+            },
+        }],
+        read: ReadOptions::default(),
+        request: Request {
+            body_bytes_max: 8 << 20,
+            body_wait_ms: 800,
+            upload_ms: 60_000,
+            tenant_header: Some("x-amzn-sagemaker-prefix-aware-id".into()),
+        },
+        debug_headers: DebugHeaders::Off,
+        log: log::LevelFilter::Info,
+        host_series_max: 256,
+    };
+    assert_eq!(parsed(SMALLEST), expected);
+}
+
+#[test]
+fn every_option_is_taken_over() {
+    let config = parsed(
+        r#"{
+            "pools": [{
+                "name": "chat", "cluster": "engines",
+                "hosts": {"static": ["10.0.0.1:8000", "[FD00:0::1]:8000"]},
+                "limit": 4, "panic_rule": false
+            }],
+            "seed": 18446744073709551615,
+            "request": {
+                "body_bytes_max": 65536, "body_wait_ms": 100, "upload_ms": 1000,
+                "tenant_header": "X-Tenant", "pointers": ["/q"], "template_inputs": [],
+                "skip": ["now:"], "image_tokens": 256, "tools": "before_last_user",
+                "prompt_cache_key": "ignore"
+            },
+            "debug_headers": "on_request", "log": "debug", "host_series_max": 0
+        }"#,
+    );
+    let expected = Config {
+        pools: vec![Pool {
+            name: "chat".into(),
+            cluster: "engines".into(),
+            hosts: HostSource::Static(vec!["10.0.0.1:8000".into(), "[fd00::1]:8000".into()]),
+            routing: Routing::Adaptive,
+            bounds: Bounds {
+                limit: Some(4),
+                panic_rule: false,
+            },
+        }],
+        read: ReadOptions {
+            seed: u64::MAX,
+            prefix_length: None,
+            pointers: vec!["/q".into()],
+            template_inputs: vec![],
+            cache_key: CacheKey::Ignore,
+            tools: Tools::BeforeLastUser,
+            image_tokens: 256,
+            skip: vec!["now:".into()],
+        },
+        request: Request {
+            body_bytes_max: 65_536,
+            body_wait_ms: 100,
+            upload_ms: 1000,
+            tenant_header: Some("x-tenant".into()),
+        },
+        debug_headers: DebugHeaders::OnRequest,
+        log: log::LevelFilter::Debug,
+        host_series_max: 0,
+    };
+    assert_eq!(config, expected);
+}
+
+#[test]
+fn the_sagemaker_block_means_fixed() {
+    let block =
+        r#", "PrefixAwareRoutingConfig": {"PrefixLength": 4096, "ConcurrencyThreshold": 10}"#;
+    let own = r#", "routing": "fixed", "prefix_length": 4096, "concurrency_threshold": 10"#;
+    let limit = r#", "routing": "fixed", "prefix_length": 4096, "limit": 10"#;
+    let expected = pool(block);
+    assert_eq!(
+        expected.routing,
+        Routing::Fixed {
+            prefix_length: 4096
+        }
+    );
+    assert_eq!(
+        expected.bounds,
+        Bounds {
+            limit: Some(10),
+            panic_rule: true
+        }
+    );
+    assert_eq!(pool(own), expected);
+    assert_eq!(pool(limit), expected);
+    assert_eq!(pool(&format!(r#"{block}, "routing": "fixed""#)), expected);
+}
+
+#[test]
+fn in_fixed_mode_the_cache_key_is_a_seed_unless_the_config_says_otherwise() {
+    let fixed = SMALLEST.replace(
+        r#""cluster""#,
+        r#""routing": "fixed", "prefix_length": 1024, "limit": 1, "cluster""#,
+    );
+    let read = parsed(&fixed).read;
+    assert_eq!(
+        (read.cache_key, read.prefix_length),
+        (CacheKey::Seed, Some(1024))
+    );
+    let hint = fixed.replacen('{', r#"{"request": {"prompt_cache_key": "hint"}, "#, 1);
+    assert_eq!(parsed(&hint).read.cache_key, CacheKey::Hint);
+}
+
+#[test]
+fn a_seed_in_words_is_the_same_on_every_gateway() {
+    let seeded = SMALLEST.replacen('{', r#"{"seed": "fleet-7", "#, 1);
+    // xxh64 of the text with seed 0; a change of it makes every cache of a fleet cold.
+    assert_eq!(parsed(&seeded).read.seed, 13_940_128_944_561_287_315);
+}
+
+#[test]
+fn the_limits_of_every_integer_are_accepted_and_the_next_ones_are_not() {
+    for option in OPTIONS {
+        let Kind::Integer { min, max, .. } = option.kind else {
+            continue;
+        };
+        for value in [min, max] {
+            let text = with_integer(option, value);
+            parsed(&text);
+        }
+        let mut outside = vec![max + 1];
+        outside.extend(min.checked_sub(1));
+        for value in outside {
+            let error = Config::parse(with_integer(option, value).as_bytes()).unwrap_err();
+            assert_eq!(error.pointer, option.path.replace('*', "0"));
+        }
+    }
+}
+
+/// A config in which every integer that must be there is, and `option` is `value`.
+fn with_integer(option: &Opt, value: u64) -> String {
+    let fixed = ["prefix_length", "concurrency_threshold"].contains(&option.name());
+    let mut pool = serde_json::json!({"cluster": "engines", "hosts": {"admin_cluster": "admin"}});
+    if fixed {
+        pool["routing"] = "fixed".into();
+        pool["prefix_length"] = 4096.into();
+        pool["concurrency_threshold"] = 10.into();
+    }
+    if option.parent().ends_with("PrefixAwareRoutingConfig") {
+        pool["PrefixAwareRoutingConfig"] =
+            serde_json::json!({"PrefixLength": 4096, "ConcurrencyThreshold": 10});
+    }
+    let mut config = serde_json::json!({"pools": [pool], "request": {}});
+    let parent = option.parent().replace('*', "0");
+    config.pointer_mut(&parent).unwrap()[option.name()] = value.into();
+    config.to_string()
+}
+
+#[test]
+fn a_stated_default_is_the_default_in_force() {
+    let default = parsed(SMALLEST);
+    for option in OPTIONS {
+        let value = match option.absent {
+            Absent::Integer(value) => value.into(),
+            Absent::Text(text) => text.into(),
+            Absent::Texts(texts) => texts.into(),
+            Absent::Bool(_) | Absent::Required | Absent::Means(_) => continue,
+        };
+        let mut config: serde_json::Value = serde_json::from_str(SMALLEST).unwrap();
+        config["request"] = serde_json::json!({});
+        let parent = option.parent().replace('*', "0");
+        config.pointer_mut(&parent).unwrap()[option.name()] = value;
+        assert_eq!(parsed(&config.to_string()), default, "{}", option.path);
+    }
+}
