@@ -157,20 +157,23 @@ impl Loads {
             ),
         };
         self.set_word(at + 4, in_flight);
-        self.set_word(at + 8, pending);
+        // An idle host computes nothing: whatever an estimate left behind ends here.
+        self.set_word(at + 8, if in_flight == 0 { 0 } else { pending });
     }
 
-    /// Takes away requests that the proxy does not know of: a stopped VM's bookings.
+    /// Takes away requests that the proxy does not know of: a stopped VM's bookings. Their part of
+    /// the pending tokens is not known and taken to be the mean.
     pub fn forgive(&mut self, seat: Seat, in_flight: u32) {
         let load = self.of(seat);
+        if load.in_flight == 0 {
+            return;
+        }
         let left = load.in_flight.saturating_sub(in_flight);
+        let kept = u64::from(load.pending) * u64::from(left) / u64::from(load.in_flight);
         let at = record(seat.slot);
-        if load.in_flight > 0 {
-            self.set_word(at + 4, left);
-        }
-        if left == 0 && load.pending > 0 {
-            self.set_word(at + 8, 0);
-        }
+        self.set_word(at + 4, left);
+        // Not above `load.pending`, for `left` is not above `load.in_flight`.
+        self.set_word(at + 8, u32::try_from(kept).unwrap_or(load.pending));
     }
 
     fn word(&self, at: usize) -> u32 {

@@ -1,0 +1,368 @@
+//! Proves that the load counters equal a model of them at each step, whatever order the proxy's
+//! callbacks come in, over several workers, lost races, refused writes, panics and host flaps.
+//! A failing case is printed and can be replayed by its seed.
+
+#![allow(clippy::unwrap_used)]
+
+use std::cell::Cell;
+use std::convert::Infallible;
+
+use prefix_router::load::{self, Changes, Ledger, Seat, Slot};
+use prefix_router::placement::HostId;
+use prefix_router::prefix::Key;
+use prefix_router::request::Request;
+use prefix_router::route::{self, Bounds, Candidate};
+use prefix_router::store::{Cas, MemoryStore, Store, StoreError, Versioned};
+use proptest::prelude::*;
+
+const WORKERS: usize = 3;
+const HOSTS: usize = 4;
+
+/// Shared data that loses races and refuses writes when told to.
+struct Flaky {
+    inner: MemoryStore,
+    stale: Cell<u32>,
+    refused: Cell<u32>,
+}
+
+impl Store for Flaky {
+    fn read(&self, key: &str) -> Result<Versioned, StoreError> {
+        self.inner.read(key)
+    }
+
+    fn write(&self, key: &str, value: &[u8], cas: Option<Cas>) -> Result<(), StoreError> {
+        for (left, error) in [
+            (&self.stale, StoreError::Stale),
+            (&self.refused, StoreError::Refused),
+        ] {
+            if let Some(fewer) = left.get().checked_sub(1) {
+                left.set(fewer);
+                return Err(error);
+            }
+        }
+        self.inner.write(key, value, cas)
+    }
+}
+
+/// One callback or one event. Numbers choose among what is there, modulo how many there are.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// A request is placed.
+    Place {
+        worker: usize,
+        key: u64,
+        pending: u32,
+    },
+    /// Response headers name the host; `None` is a host that is not ours.
+    ServedBy { request: usize, host: Option<usize> },
+    /// The first byte of an answer.
+    Answered { request: usize },
+    /// The end of a request, also a second time.
+    End { request: usize },
+    /// A VM dies with all its requests; none of their callbacks comes any more. Debts die too.
+    Panic { worker: usize },
+    /// The proxy's own count shows what a panic left behind on a host.
+    Repair { host: usize },
+    /// A VM is replaced by one that knows nothing; its requests go on in the old one.
+    Reload { worker: usize },
+    /// The host leaves, its slot goes to another, and that one is new.
+    Flap { host: usize },
+    /// The next writes lose their race.
+    LoseRaces { count: u32 },
+    /// The next write is refused.
+    Refuse,
+    /// The worker's tick.
+    Tick { worker: usize },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let any = || any::<usize>();
+    let step = prop_oneof![
+        8 => (0..WORKERS, 0..12_u64, 0..5000_u32)
+            .prop_map(|(worker, key, pending)| Step::Place { worker, key, pending }),
+        4 => (any(), proptest::option::weighted(0.9, 0..HOSTS))
+            .prop_map(|(request, host)| Step::ServedBy { request, host }),
+        4 => any().prop_map(|request| Step::Answered { request }),
+        8 => any().prop_map(|request| Step::End { request }),
+        1 => (0..WORKERS).prop_map(|worker| Step::Panic { worker }),
+        1 => (0..HOSTS).prop_map(|host| Step::Repair { host }),
+        1 => (0..WORKERS).prop_map(|worker| Step::Reload { worker }),
+        1 => (0..HOSTS).prop_map(|host| Step::Flap { host }),
+        2 => (1..20_u32).prop_map(|count| Step::LoseRaces { count }),
+        1 => Just(Step::Refuse),
+        2 => (0..WORKERS).prop_map(|worker| Step::Tick { worker }),
+    ];
+    proptest::collection::vec(step, 1..300)
+}
+
+/// What a request should count as: where, and how many pending tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Counted {
+    seat: Seat,
+    pending: u32,
+}
+
+struct Tracked {
+    request: Request,
+    /// `None` after its VM has died.
+    ledger: Option<usize>,
+    counted: Option<Counted>,
+    ended: bool,
+}
+
+struct World {
+    store: Flaky,
+    /// Grows by a reload: requests keep the ledger of their VM.
+    ledgers: Vec<Ledger>,
+    /// Which ledger each worker uses now.
+    current: [usize; WORKERS],
+    requests: Vec<Tracked>,
+    seats: [Seat; HOSTS],
+    /// What dead VMs have left on hosts.
+    leaked: Vec<Counted>,
+    /// Hosts whose pending tokens are an estimate since a repair.
+    estimated: [bool; HOSTS],
+    bounds: Bounds,
+}
+
+impl World {
+    fn new(limit: Option<u32>) -> Self {
+        let seat = |slot| Seat {
+            slot: Slot(slot),
+            generation: 1,
+        };
+        let world = Self {
+            store: Flaky {
+                inner: MemoryStore::new(),
+                stale: Cell::new(0),
+                refused: Cell::new(0),
+            },
+            ledgers: (0..WORKERS).map(|_| Ledger::default()).collect(),
+            current: std::array::from_fn(|worker| worker),
+            requests: Vec::new(),
+            seats: std::array::from_fn(|host| seat(host as u16)),
+            leaked: Vec::new(),
+            estimated: [false; HOSTS],
+            bounds: Bounds {
+                limit,
+                panic_rule: false,
+            },
+        };
+        for seat in world.seats {
+            world.take_seat(seat);
+        }
+        world
+    }
+
+    fn take_seat(&self, seat: Seat) {
+        self.ledgers[0].transact(&self.store.inner, |loads| {
+            loads.seat(seat);
+            ((), load::NO_CHANGES)
+        });
+    }
+
+    fn candidates(&self) -> Vec<Candidate> {
+        let candidate = |(n, seat): (usize, &Seat)| Candidate {
+            seat: *seat,
+            id: HostId::of(&format!("10.0.0.{n}:{}", seat.generation)),
+        };
+        self.seats.iter().enumerate().map(candidate).collect()
+    }
+
+    fn chosen(&self, number: usize) -> Option<usize> {
+        let len = self.requests.len();
+        let chosen = number.checked_rem(len)?;
+        self.requests[chosen].ledger.map(|_| chosen)
+    }
+
+    fn write(&self, ledger: usize, changes: Changes) {
+        if changes.iter().any(Option::is_some) {
+            self.ledgers[ledger].transact(&self.store, |_| ((), changes));
+        }
+    }
+
+    fn run(&mut self, step: Step) {
+        match step {
+            Step::Place {
+                worker,
+                key,
+                pending,
+            } => self.place(worker, key, pending),
+            Step::ServedBy { request, host } => self.served_by(request, host),
+            Step::Answered { request } => {
+                let Some(n) = self.chosen(request) else {
+                    return;
+                };
+                let changes = self.requests[n].request.answered();
+                self.write(self.requests[n].ledger.unwrap(), changes);
+                if let Some(counted) = &mut self.requests[n].counted {
+                    counted.pending = 0;
+                }
+            }
+            Step::End { request } => {
+                let Some(n) = self.chosen(request) else {
+                    return;
+                };
+                let changes = self.requests[n].request.end();
+                self.write(self.requests[n].ledger.unwrap(), changes);
+                self.requests[n].counted = None;
+                self.requests[n].ended = true;
+            }
+            Step::Panic { worker } => self.panic(worker),
+            Step::Repair { host } => self.repair(host),
+            Step::Reload { worker } => {
+                self.current[worker] = self.ledgers.len();
+                self.ledgers.push(Ledger::default());
+            }
+            Step::Flap { host } => {
+                let seat = &mut self.seats[host];
+                seat.generation += 1;
+                let seat = *seat;
+                self.take_seat(seat);
+                self.estimated[host] = false;
+            }
+            Step::LoseRaces { count } => self.store.stale.set(count),
+            Step::Refuse => self.store.refused.set(1),
+            Step::Tick { worker } => self.ledgers[self.current[worker]].pay(&self.store),
+        }
+    }
+
+    fn place(&mut self, worker: usize, key: u64, pending: u32) {
+        let ledger = self.current[worker];
+        let (hosts, bounds) = (self.candidates(), self.bounds);
+        let mut request = Request::default();
+        let placement = request.place(&self.store, &self.ledgers[ledger], |loads| {
+            Ok::<_, Infallible>((route::decide(Key(key), &hosts, loads, bounds), pending))
+        });
+        let Ok(placement) = placement;
+        let seat = placement.hosts[0].seat;
+        self.requests.push(Tracked {
+            request,
+            ledger: Some(ledger),
+            counted: Some(Counted { seat, pending }),
+            ended: false,
+        });
+    }
+
+    fn served_by(&mut self, request: usize, host: Option<usize>) {
+        let Some(n) = self.chosen(request) else {
+            return;
+        };
+        let seat = host.map(|host| self.seats[host]);
+        let tracked = &mut self.requests[n];
+        let changes = tracked.request.served_by(seat);
+        if !tracked.ended {
+            let pending = tracked.counted.map_or(0, |counted| counted.pending);
+            tracked.counted = seat.map(|seat| Counted { seat, pending });
+        }
+        let ledger = tracked.ledger.unwrap();
+        self.write(ledger, changes);
+    }
+
+    /// What the VM owed was never written; what it had written stays for ever.
+    fn panic(&mut self, worker: usize) {
+        let ledger = self.current[worker];
+        self.ledgers[ledger].pay(&self.store.inner);
+        for tracked in self
+            .requests
+            .iter_mut()
+            .filter(|own| own.ledger == Some(ledger))
+        {
+            tracked.ledger = None;
+            self.leaked.extend(tracked.counted.take());
+        }
+        self.current[worker] = self.ledgers.len();
+        self.ledgers.push(Ledger::default());
+    }
+
+    /// How many tokens of a host's pending belonged to the dead VM nobody knows: from here on, until
+    /// the host is idle, only its in-flight count is exact.
+    fn repair(&mut self, host: usize) {
+        let seat = self.seats[host];
+        let before = self.leaked.len();
+        self.leaked.retain(|leak| leak.seat != seat);
+        let excess = (before - self.leaked.len()) as u32;
+        self.estimated[host] |= excess > 0;
+        self.ledgers[0].transact(&self.store.inner, |loads| {
+            loads.forgive(seat, excess);
+            ((), load::NO_CHANGES)
+        });
+    }
+
+    /// Compares every host with the model. What is still owed is written first.
+    fn check(&mut self) {
+        for ledger in &self.ledgers {
+            ledger.pay(&self.store.inner);
+        }
+        let loads = load::read(&self.store.inner).unwrap();
+        for (host, seat) in self.seats.into_iter().enumerate() {
+            let live = self.requests.iter().filter_map(|own| own.counted);
+            let counted: Vec<Counted> = live
+                .chain(self.leaked.iter().copied())
+                .filter(|own| own.seat == seat)
+                .collect();
+            let found = loads.of(seat);
+            assert_eq!(
+                found.in_flight,
+                counted.len() as u32,
+                "in flight on host {host}"
+            );
+            self.estimated[host] &= !counted.is_empty();
+            let pending: u32 = counted.iter().map(|own| own.pending).sum();
+            if !self.estimated[host] {
+                assert_eq!(found.pending, pending, "pending on host {host}");
+            }
+        }
+    }
+
+    /// Ends everything that can still end, and repairs what cannot.
+    fn finish(&mut self) {
+        for n in 0..self.requests.len() {
+            if self.requests[n].ledger.is_some() {
+                self.run(Step::End { request: n });
+            }
+        }
+        (0..HOSTS).for_each(|host| self.repair(host));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_count_equals_the_model_at_each_step_and_ends_at_zero(
+        limit in proptest::option::of(1..6_u32),
+        steps in steps(),
+    ) {
+        let mut world = World::new(limit);
+        for step in steps {
+            world.run(step);
+            world.check();
+        }
+        world.finish();
+        world.check();
+        let loads = load::read(&world.store.inner).unwrap();
+        for seat in world.seats {
+            prop_assert_eq!(loads.of(seat), load::Load::default());
+        }
+    }
+}
+
+/// With `panic_rule` off, a limit holds for requests that stay where they were placed.
+#[test]
+fn no_interleaving_of_workers_exceeds_the_limit_while_there_is_room() {
+    let mut world = World::new(Some(2));
+    for n in 0..HOSTS * 2 {
+        world.store.stale.set(n as u32 % 5);
+        world.run(Step::Place {
+            worker: n % WORKERS,
+            key: 7,
+            pending: 10,
+        });
+        world.check();
+    }
+    let loads = load::read(&world.store.inner).unwrap();
+    for seat in world.seats {
+        assert_eq!(loads.of(seat).in_flight, 2, "{seat:?}");
+    }
+}
