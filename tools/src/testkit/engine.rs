@@ -336,7 +336,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
     let service = hyper::service::service_fn(|request| handle(request, Arc::clone(&shared)));
     // An error here is a connection that went away, which is what many tests are about.
     let _ = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new())
-        .serve_connection(TokioIo::new(stream), service)
+        .serve_connection_with_upgrades(TokioIo::new(stream), service)
         .await;
 }
 
@@ -350,6 +350,9 @@ async fn handle(
         return respond(&shared, status, "text/plain", whole(Bytes::new()));
     }
     let guard = InFlight::enter(&shared);
+    if request.headers().contains_key("upgrade") {
+        return upgrade(request, guard, &shared);
+    }
     let scripted = request.headers().get(SCRIPT_HEADER);
     let behaviour = scripted
         .and_then(|script| serde_json::from_slice(script.as_bytes()).ok())
@@ -360,6 +363,45 @@ async fn handle(
     let mut response = act(behaviour, guard, &shared).await?;
     if let Ok(digest) = digest.parse() {
         response.headers_mut().insert(SHA_HEADER, digest);
+    }
+    Ok(response)
+}
+
+/// Switches protocols and echoes every byte until the other side has had enough.
+fn upgrade(
+    request: Request<Incoming>,
+    guard: InFlight,
+    shared: &Arc<Shared>,
+) -> Result<Response<AnswerBody>, io::Error> {
+    let headers = pairs(request.headers());
+    let wanted = request.headers().get("upgrade").cloned();
+    tokio::spawn(async move {
+        let _guard = guard;
+        if let Ok(upgraded) = hyper::upgrade::on(request).await {
+            let (mut from, mut to) = tokio::io::split(TokioIo::new(upgraded));
+            let _ = tokio::io::copy(&mut from, &mut to).await;
+        }
+    });
+    keep(
+        shared,
+        Recorded {
+            method: "UPGRADE".to_owned(),
+            path: String::new(),
+            headers,
+            body_sha256: super::sha256(b""),
+            body_bytes: 0,
+            trailers: Vec::new(),
+        },
+    );
+    let mut response = respond(shared, 101, "text/plain", whole(Bytes::new()))?;
+    let headers = response.headers_mut();
+    headers.remove("content-type");
+    headers.insert(
+        "connection",
+        hyper::header::HeaderValue::from_static("upgrade"),
+    );
+    if let Some(wanted) = wanted {
+        headers.insert("upgrade", wanted);
     }
     Ok(response)
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 pub use client::{Answer, Body, Client, Connection, Piece, Protocol, Request, Running};
 pub use engine::{Behaviour, ENGINE_HEADER, MockEngine, Recorded, SCRIPT_HEADER, SHA_HEADER};
-pub use prompt::{chat, chat_turns, words};
+pub use prompt::{ask, chat, chat_turns, words};
 
 /// How often [`eventually`] looks: often enough that no test is slow because of it.
 const POLL: Duration = Duration::from_millis(5);

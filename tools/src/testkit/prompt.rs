@@ -28,6 +28,15 @@ pub fn chat(system: &str, user: &str) -> Vec<u8> {
     chat_turns(system, &[user])
 }
 
+/// A chat completion body with one short message. The adaptive key of such a prompt has nothing
+/// to choose from, so however often it is sent, it has one home.
+#[must_use]
+pub fn ask(text: &str) -> Vec<u8> {
+    json!({"messages": [{"role": "user", "content": text}], "model": "m", "max_tokens": 1})
+        .to_string()
+        .into_bytes()
+}
+
 /// A chat completion body of a conversation: user, assistant, user, … after the system prompt.
 #[must_use]
 pub fn chat_turns(system: &str, turns: &[&str]) -> Vec<u8> {
