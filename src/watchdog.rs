@@ -133,9 +133,9 @@ mod tests {
     fn lets_a_request_go_whose_body_never_comes() {
         let mut watchdog = Watchdog::default();
         watchdog.hold(7, 1000);
-        assert_eq!(watchdog.overdue(1499, BOUNDS), []);
+        assert!(watchdog.overdue(1499, BOUNDS).is_empty());
         assert_eq!(watchdog.overdue(1500, BOUNDS), [7]);
-        assert_eq!(watchdog.overdue(9999, BOUNDS), []);
+        assert!(watchdog.overdue(9999, BOUNDS).is_empty());
     }
 
     #[test]
@@ -169,9 +169,9 @@ mod tests {
         watchdog.body(1, 10);
         watchdog.done(1);
         watchdog.hold(2, 1000);
-        assert_eq!(watchdog.overdue(20_000, BOUNDS), []);
+        assert!(watchdog.overdue(20_000, BOUNDS).is_empty());
         watchdog.body(2, 20_000);
-        assert_eq!(watchdog.overdue(49_999, BOUNDS), []);
+        assert!(watchdog.overdue(49_999, BOUNDS).is_empty());
         assert_eq!(watchdog.overdue(50_000, BOUNDS), [2]);
         assert_eq!(watchdog.body(2, 50_001), Verdict::Nothing);
     }
