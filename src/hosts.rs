@@ -14,3 +14,79 @@ pub fn canonical(address: &str) -> Option<String> {
     let parsed: SocketAddr = address.parse().ok()?;
     (parsed.port() != 0).then(|| parsed.to_string())
 }
+
+/// A host's state in a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// Requests may be sent to it.
+    Usable,
+    /// Likewise, though it says of itself that it is not at its best.
+    Degraded,
+    /// It fails its health checks or was ejected as an outlier.
+    Failed,
+    /// It is leaving: no new requests.
+    Draining,
+    /// It belongs to a priority that is not in use.
+    Standby,
+}
+
+impl State {
+    /// Every state, for the metrics.
+    pub const ALL: [Self; 5] = [
+        Self::Usable,
+        Self::Degraded,
+        Self::Failed,
+        Self::Draining,
+        Self::Standby,
+    ];
+
+    /// The metric label.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Usable => "usable",
+            Self::Degraded => "degraded",
+            Self::Failed => "failed",
+            Self::Draining => "draining",
+            Self::Standby => "standby",
+        }
+    }
+
+    /// The state of this label.
+    #[must_use]
+    pub fn from_label(label: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.label() == label)
+    }
+
+    /// Whether requests may be sent to a host in this state.
+    #[must_use]
+    pub fn is_usable(self) -> bool {
+        matches!(self, Self::Usable | Self::Degraded)
+    }
+}
+
+/// What a host source says of a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostReport {
+    /// Canonical `ip:port`.
+    pub address: String,
+    /// Its state in the pool.
+    pub state: State,
+    /// Its weight in placement, at least 1.
+    pub weight: u32,
+    /// Envoy's own count of its requests (`rq_active`), where it is known.
+    pub active: Option<u32>,
+}
+
+impl HostReport {
+    /// A host of a static list.
+    #[must_use]
+    pub fn usable(address: &str) -> Self {
+        Self {
+            address: address.to_owned(),
+            state: State::Usable,
+            weight: 1,
+            active: None,
+        }
+    }
+}

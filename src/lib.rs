@@ -15,6 +15,7 @@
 )]
 
 pub mod config;
+pub mod fleet;
 pub mod hosts;
 pub mod lease;
 pub mod load;

@@ -3,6 +3,7 @@
 //! Guarantee: the same prompt, hosts and loads give the same placement in every worker and every
 //! gateway. Not here: where the hosts come from (hosts.rs), the proxy (filter/).
 
+use crate::hosts::State;
 use crate::load::{Ledger, Loads, Seat};
 use crate::placement::HostId;
 use crate::popularity::{self, Heat};
@@ -20,8 +21,8 @@ pub struct Host {
     pub seat: Seat,
     /// Its identity in placement.
     pub id: HostId,
-    /// Whether requests may be sent to it.
-    pub usable: bool,
+    /// Its state in the pool; `None` if it is not one of the pool's hosts, or no longer.
+    pub state: Option<State>,
 }
 
 /// The hosts of a pool at one version of the host table.
@@ -38,7 +39,9 @@ impl View {
     /// The view of these hosts.
     #[must_use]
     pub fn new(version: u32, hosts: Vec<Host>) -> Self {
-        let usable = hosts.iter().filter(|host| host.usable);
+        let usable = hosts
+            .iter()
+            .filter(|host| host.state.is_some_and(State::is_usable));
         let candidates = usable
             .map(|host| Candidate {
                 seat: host.seat,

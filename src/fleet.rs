@@ -1,0 +1,561 @@
+//! The hosts of all pools, kept for all workers in one shared value; and the repair of their loads.
+//!
+//! Guarantee: a slot belongs to one host as long as requests run on it; a host that leaves and
+//! returns finds its running requests again; a host of another address never inherits any. Not
+//! here: what makes a host usable (hosts.rs), counting (load.rs).
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::hosts::{HostReport, SLOTS_MAX, State};
+use crate::load::{self, Ledger, Load, Loads, NO_CHANGES, Seat, Slot};
+use crate::placement::HostId;
+use crate::pool::{Host, View};
+use crate::store::{Store, StoreError};
+
+/// The shared-data key of the table; its number is the layout's version.
+const TABLE_KEY: &str = "prefix_router.1.hosts";
+/// Attempts against another worker that applies a report at the same time.
+const ATTEMPTS_MAX: u32 = 8;
+/// Slots whose host is gone are kept for its return, up to so many: pods restart in groups.
+const GONE_MAX: usize = 64;
+/// An excess of our count over Envoy's must stand for this many polls before it is taken away:
+/// a request between our decision and its connection is not in Envoy's count (ENVOY.md 4).
+const REPAIR_POLLS: usize = 3;
+
+/// One address's place in the loads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Tenant {
+    address: String,
+    generation: u16,
+    /// Grows whenever the host comes back: what it had cached is gone.
+    epoch: u16,
+    /// The table's version at which its last pool dropped it; 0 while it has one.
+    gone_since: u32,
+}
+
+/// A host's state in one pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Member {
+    pool: String,
+    slot: Slot,
+    state: State,
+    weight: u32,
+}
+
+/// All hosts, by slot, and their states in each pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Table {
+    version: u32,
+    tenants: BTreeMap<Slot, Tenant>,
+    members: Vec<Member>,
+}
+
+impl Table {
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        let mut lines = text.lines();
+        let mut table = Self {
+            version: lines.next()?.parse().ok()?,
+            ..Self::default()
+        };
+        for line in lines {
+            let mut words = line.splitn(5, ' ');
+            let kind = words.next()?;
+            let slot = Slot(words.next()?.parse().ok()?);
+            match kind {
+                "host" => {
+                    let generation = words.next()?.parse().ok()?;
+                    let epoch = words.next()?.parse().ok()?;
+                    let (gone_since, address) = words.next()?.split_once(' ')?;
+                    let gone_since = gone_since.parse().ok()?;
+                    let address = address.to_owned();
+                    let tenant = Tenant {
+                        address,
+                        generation,
+                        epoch,
+                        gone_since,
+                    };
+                    table.tenants.insert(slot, tenant);
+                }
+                "member" => {
+                    let state = State::from_label(words.next()?)?;
+                    let weight = words.next()?.parse().ok()?;
+                    let pool = words.next()?.to_owned();
+                    table.members.push(Member {
+                        pool,
+                        slot,
+                        state,
+                        weight,
+                    });
+                }
+                _ => return None,
+            }
+        }
+        Some(table)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut text = format!("{}\n", self.version);
+        for (slot, tenant) in &self.tenants {
+            let Tenant {
+                address,
+                generation,
+                epoch,
+                gone_since,
+            } = tenant;
+            text.push_str(&format!(
+                "host {} {generation} {epoch} {gone_since} {address}\n",
+                slot.0
+            ));
+        }
+        for Member {
+            pool,
+            slot,
+            state,
+            weight,
+        } in &self.members
+        {
+            text.push_str(&format!(
+                "member {} {} {weight} {pool}\n",
+                slot.0,
+                state.label()
+            ));
+        }
+        text.into_bytes()
+    }
+
+    fn slot_of(&self, address: &str) -> Option<Slot> {
+        self.tenants
+            .iter()
+            .find(|(_, tenant)| tenant.address == address)
+            .map(|(slot, _)| *slot)
+    }
+
+    /// The slot of a host, a new one if it has none; `None` if all are taken.
+    fn slot_for(&mut self, address: &str, loads: &Loads) -> Option<Slot> {
+        if let Some(slot) = self.slot_of(address) {
+            return Some(slot);
+        }
+        let is_gone = |tenant: &Tenant| tenant.gone_since > 0;
+        let gone = self
+            .tenants
+            .values()
+            .filter(|tenant| is_gone(tenant))
+            .count();
+        let full = self.tenants.len() >= SLOTS_MAX;
+        let reusable = self
+            .tenants
+            .iter()
+            .filter(|(slot, tenant)| is_gone(tenant) && loads.in_flight(**slot) == 0)
+            .min_by_key(|(_, tenant)| tenant.gone_since)
+            .filter(|_| full || gone >= GONE_MAX)
+            .map(|(slot, tenant)| (*slot, tenant.generation));
+        let (slot, generation) = match reusable {
+            Some(reused) => reused,
+            None if full => return None,
+            None => (self.unused()?, 0),
+        };
+        let generation = generation.wrapping_add(1).max(1);
+        let address = address.to_owned();
+        self.tenants.insert(
+            slot,
+            Tenant {
+                address,
+                generation,
+                epoch: 0,
+                gone_since: 0,
+            },
+        );
+        Some(slot)
+    }
+
+    fn unused(&self) -> Option<Slot> {
+        let slots = 0..u16::try_from(SLOTS_MAX).unwrap_or(u16::MAX);
+        slots
+            .map(Slot)
+            .find(|slot| !self.tenants.contains_key(slot))
+    }
+
+    /// Replaces a pool's members by what was reported.
+    fn set_members(&mut self, pool: &str, reports: &[HostReport], loads: &Loads) {
+        let (old, others): (Vec<Member>, Vec<Member>) = std::mem::take(&mut self.members)
+            .into_iter()
+            .partition(|member| member.pool == pool);
+        self.members = others;
+        for report in reports {
+            let Some(slot) = self.slot_for(&report.address, loads) else {
+                continue;
+            };
+            let before = old.iter().find(|member| member.slot == slot);
+            let was_usable = before.is_some_and(|member| member.state.is_usable());
+            let came_back = report.state.is_usable() && !was_usable;
+            if let Some(tenant) = self.tenants.get_mut(&slot).filter(|_| came_back) {
+                tenant.epoch = tenant.epoch.wrapping_add(1);
+            }
+            let (pool, state, weight) = (pool.to_owned(), report.state, report.weight);
+            self.members.push(Member {
+                pool,
+                slot,
+                state,
+                weight,
+            });
+        }
+        self.members
+            .sort_by(|a, b| (&a.pool, a.slot).cmp(&(&b.pool, b.slot)));
+        let version = self.version.wrapping_add(1).max(1);
+        for (slot, tenant) in &mut self.tenants {
+            let is_member = self.members.iter().any(|member| member.slot == *slot);
+            match (is_member, tenant.gone_since) {
+                (true, _) => tenant.gone_since = 0,
+                (false, 0) => tenant.gone_since = version,
+                (false, _) => {}
+            }
+        }
+    }
+
+    fn seats(&self) -> impl Iterator<Item = Seat> {
+        self.tenants.iter().map(|(slot, tenant)| Seat {
+            slot: *slot,
+            generation: tenant.generation,
+        })
+    }
+}
+
+/// What one report changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Hosts of the pool.
+    pub hosts: usize,
+    /// Of these, usable ones.
+    pub usable: usize,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} hosts, {} of them usable", self.hosts, self.usable)
+    }
+}
+
+/// Applies reports to the table and repairs the loads; one VM at a time does (lease.rs).
+#[derive(Debug, Default)]
+pub struct Fleet {
+    /// Excess of our count over Envoy's at the last polls.
+    excess: BTreeMap<(Slot, u16), Vec<u32>>,
+}
+
+impl Fleet {
+    /// Makes the reported hosts the pool's hosts, for all workers. What changed, if anything did.
+    pub fn apply(
+        &self,
+        store: &impl Store,
+        ledger: &Ledger,
+        pool: &str,
+        reports: &[HostReport],
+    ) -> Option<Summary> {
+        for _ in 0..ATTEMPTS_MAX {
+            let seen = store.read(TABLE_KEY).ok()?;
+            let before = seen
+                .value
+                .as_deref()
+                .and_then(Table::decode)
+                .unwrap_or_default();
+            let mut table = before.clone();
+            table.set_members(pool, reports, &load::read(store).ok()?);
+            if table == before && before.version > 0 {
+                return None;
+            }
+            table.version = before.version.wrapping_add(1).max(1);
+            // Seats first: a worker that sees the new table can book at once.
+            ledger.transact(store, |loads| {
+                table.seats().for_each(|seat| loads.seat(seat));
+                ((), NO_CHANGES)
+            });
+            match store.write(TABLE_KEY, &table.encode(), Some(seen.cas)) {
+                Err(StoreError::Stale) => continue,
+                Err(StoreError::Refused) => return None,
+                Ok(()) => {}
+            }
+            ledger.transact(store, |loads| {
+                loads.set_hosts_version(table.version);
+                ((), NO_CHANGES)
+            });
+            let members = || table.members.iter().filter(|member| member.pool == pool);
+            return Some(Summary {
+                hosts: members().count(),
+                usable: members().filter(|member| member.state.is_usable()).count(),
+            });
+        }
+        None
+    }
+
+    /// Takes away requests that we count and Envoy does not, if they stood for
+    /// [`REPAIR_POLLS`] polls: their VM was stopped. How many.
+    pub fn repair(
+        &mut self,
+        store: &impl Store,
+        ledger: &Ledger,
+        view: &View,
+        reports: &[HostReport],
+    ) -> u32 {
+        let Ok(loads) = load::read(store) else {
+            return 0;
+        };
+        let mut seen = BTreeMap::new();
+        let mut repaired = 0;
+        for report in reports {
+            let (Some(seat), Some(active)) = (view.seat_of(&report.address), report.active) else {
+                continue;
+            };
+            let excess = loads.of(seat).in_flight.saturating_sub(active);
+            let name = (seat.slot, seat.generation);
+            let mut history = self.excess.remove(&name).unwrap_or_default();
+            history.push(excess);
+            let standing = history.iter().copied().min().unwrap_or(0);
+            if history.len() >= REPAIR_POLLS && standing > 0 {
+                ledger.transact(store, |loads| {
+                    loads.forgive(seat, standing);
+                    ((), NO_CHANGES)
+                });
+                repaired += standing;
+                history.clear();
+            }
+            let oldest = history.len().saturating_sub(REPAIR_POLLS - 1);
+            seen.insert(name, history.split_off(oldest));
+        }
+        self.excess = seen;
+        repaired
+    }
+}
+
+/// The hosts of a pool as the table has them now; `None` if there is no table.
+#[must_use]
+pub fn view(store: &impl Store, pool: &str) -> Option<View> {
+    let table = Table::decode(&store.read(TABLE_KEY).ok()?.value?)?;
+    let host = |(slot, tenant): (&Slot, &Tenant)| {
+        let member = table
+            .members
+            .iter()
+            .find(|m| m.slot == *slot && m.pool == pool);
+        Host {
+            address: tenant.address.clone(),
+            seat: Seat {
+                slot: *slot,
+                generation: tenant.generation,
+            },
+            id: HostId::of(&tenant.address),
+            state: member.map(|member| member.state),
+        }
+    };
+    Some(View::new(
+        table.version,
+        table.tenants.iter().map(host).collect(),
+    ))
+}
+
+/// What each host of the view carries, those of the pool first.
+pub fn loads(store: &impl Store, view: &View) -> Vec<(String, Load)> {
+    let Ok(loads) = load::read(store) else {
+        return Vec::new();
+    };
+    let mut hosts: Vec<&Host> = view.hosts.iter().collect();
+    hosts.sort_by_key(|host| host.state.is_none());
+    hosts
+        .into_iter()
+        .map(|host| (host.address.clone(), loads.of(host.seat)))
+        .collect()
+}
+
+/// How many hosts of the pool are in each state.
+#[must_use]
+pub fn states(view: &View) -> Vec<(&'static str, u64)> {
+    let count = |state: State| {
+        let hosts = view.hosts.iter().filter(|host| host.state == Some(state));
+        (state.label(), hosts.count() as u64)
+    };
+    State::ALL.into_iter().map(count).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::{Booking, Change};
+    use crate::store::MemoryStore;
+
+    struct Proxy {
+        store: MemoryStore,
+        ledger: Ledger,
+        fleet: Fleet,
+    }
+
+    impl Proxy {
+        fn new() -> Self {
+            let (store, ledger) = (MemoryStore::new(), Ledger::default());
+            Self {
+                store,
+                ledger,
+                fleet: Fleet::default(),
+            }
+        }
+
+        fn report(&mut self, reports: &[HostReport]) -> View {
+            self.fleet.apply(&self.store, &self.ledger, "llm", reports);
+            view(&self.store, "llm").unwrap()
+        }
+
+        fn book(&self, seat: Seat) -> Booking {
+            let booking = Booking { seat, pending: 10 };
+            self.ledger.apply(&self.store, Change::Book(booking));
+            booking
+        }
+
+        fn in_flight(&self, seat: Seat) -> u32 {
+            load::read(&self.store).unwrap().of(seat).in_flight
+        }
+    }
+
+    fn hosts(names: &[&str]) -> Vec<HostReport> {
+        names.iter().map(|name| HostReport::usable(name)).collect()
+    }
+
+    fn usable(view: &View) -> Vec<&str> {
+        let seats = view.candidates().iter();
+        seats
+            .map(|host| view.address_of(host.seat).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn reported_hosts_are_the_pools_hosts_and_only_usable_ones_are_chosen() {
+        let mut proxy = Proxy::new();
+        let mut reports = hosts(&["10.0.0.1:80", "10.0.0.2:80", "[fd00::1]:80"]);
+        reports[1].state = State::Failed;
+        let view = proxy.report(&reports);
+        assert_eq!(usable(&view), ["10.0.0.1:80", "[fd00::1]:80"]);
+        assert!(view.seat_of("10.0.0.2:80").is_some());
+        assert_eq!(
+            states(&view)[..3],
+            [("usable", 2), ("degraded", 0), ("failed", 1)]
+        );
+        let loads = load::read(&proxy.store).unwrap();
+        assert_eq!(loads.hosts_version(), view.version);
+    }
+
+    #[test]
+    fn an_unchanged_report_changes_nothing() {
+        let mut proxy = Proxy::new();
+        let first = proxy.report(&hosts(&["a:1", "b:1"]));
+        let reports = hosts(&["b:1", "a:1"]);
+        assert_eq!(
+            proxy
+                .fleet
+                .apply(&proxy.store, &proxy.ledger, "llm", &reports),
+            None
+        );
+        assert_eq!(view(&proxy.store, "llm").unwrap(), first);
+    }
+
+    #[test]
+    fn a_host_that_returns_finds_its_running_requests() {
+        let mut proxy = Proxy::new();
+        let before = proxy
+            .report(&hosts(&["a:1", "b:1"]))
+            .seat_of("b:1")
+            .unwrap();
+        let booking = proxy.book(before);
+        let without = proxy.report(&hosts(&["a:1"]));
+        assert_eq!(usable(&without), ["a:1"]);
+        let after = proxy
+            .report(&hosts(&["a:1", "b:1"]))
+            .seat_of("b:1")
+            .unwrap();
+        assert_eq!(proxy.in_flight(after), 1);
+        proxy.ledger.apply(&proxy.store, Change::Release(booking));
+        assert_eq!(proxy.in_flight(after), 0);
+    }
+
+    #[test]
+    fn twenty_thousand_addresses_take_a_bounded_number_of_slots() {
+        let mut proxy = Proxy::new();
+        let mut running = Vec::new();
+        for round in 0..2000 {
+            let names: Vec<String> = (0..10).map(|n| format!("10.{round}.0.{n}:80")).collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let view = proxy.report(&hosts(&names));
+            assert_eq!(usable(&view).len(), 10);
+            for host in view.candidates() {
+                assert_eq!(proxy.in_flight(host.seat), 0, "a new host starts at zero");
+            }
+            // One request of each round runs on for 50 rounds.
+            running.push(proxy.book(view.candidates()[0].seat));
+            if round >= 50 {
+                proxy
+                    .ledger
+                    .apply(&proxy.store, Change::Release(running.remove(0)));
+            }
+        }
+        let view = view(&proxy.store, "llm").unwrap();
+        assert!(
+            view.hosts.len() <= 10 + GONE_MAX + 51 + 10,
+            "{} slots",
+            view.hosts.len()
+        );
+        let total: u32 = view
+            .hosts
+            .iter()
+            .map(|host| proxy.in_flight(host.seat))
+            .sum();
+        assert_eq!(total, 50);
+    }
+
+    #[test]
+    fn a_pools_hosts_do_not_mix_with_anothers_but_share_their_load() {
+        let mut proxy = Proxy::new();
+        proxy.report(&hosts(&["a:1", "b:1"]));
+        proxy.fleet.apply(
+            &proxy.store,
+            &proxy.ledger,
+            "other",
+            &hosts(&["b:1", "c:1"]),
+        );
+        let (llm, other) = (
+            view(&proxy.store, "llm").unwrap(),
+            view(&proxy.store, "other").unwrap(),
+        );
+        assert_eq!(
+            (usable(&llm), usable(&other)),
+            (vec!["a:1", "b:1"], vec!["b:1", "c:1"])
+        );
+        proxy.book(llm.seat_of("b:1").unwrap());
+        assert_eq!(proxy.in_flight(other.seat_of("b:1").unwrap()), 1);
+    }
+
+    #[test]
+    fn only_an_excess_that_stands_for_three_polls_is_taken_away() {
+        let mut proxy = Proxy::new();
+        let mut reports = hosts(&["a:1"]);
+        let view = proxy.report(&reports);
+        let seat = view.seat_of("a:1").unwrap();
+        for _ in 0..5 {
+            proxy.book(seat);
+        }
+        let mut poll = |active: u32| {
+            reports[0].active = Some(active);
+            proxy
+                .fleet
+                .repair(&proxy.store, &proxy.ledger, &view, &reports)
+        };
+        // Envoy has 3 of our 5, then 4, then 2: two were there all the time? No: one was not.
+        assert_eq!([poll(3), poll(4), poll(2)], [0, 0, 1]);
+        // Of the 4 left, Envoy has 4: nothing is missing any more.
+        assert_eq!([poll(4), poll(4), poll(9)], [0, 0, 0]);
+        assert_eq!(proxy.in_flight(seat), 4);
+    }
+
+    #[test]
+    fn a_table_that_cannot_be_read_is_started_anew() {
+        let mut proxy = Proxy::new();
+        proxy.store.write(TABLE_KEY, b"not a table", None).unwrap();
+        assert_eq!(usable(&proxy.report(&hosts(&["a:1"]))), ["a:1"]);
+    }
+}
