@@ -10,6 +10,7 @@
     )
 )]
 
+pub mod load;
 pub mod setup;
 pub mod testkit;
 pub mod workload;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tools::setup;
+use tools::{load, setup};
 
 /// Prefix-aware routing for LLM engines behind Envoy: set up, try, measure, explain
 #[derive(Parser)]
@@ -17,11 +17,14 @@ struct Arguments {
 enum Command {
     /// Make this machine ready: a Rust for wasm, an Envoy, and the filter
     Setup(setup::SetupArgs),
+    /// Send a workload to any URL, open loop, and measure what comes back
+    Load(Box<load::LoadArgs>),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Setup(args) => setup::run(&args),
+        Command::Load(args) => load::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
