@@ -10,6 +10,7 @@
     )
 )]
 
+pub mod engine;
 pub mod load;
 pub mod setup;
 pub mod testkit;

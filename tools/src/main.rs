@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tools::{load, setup};
+use tools::{engine, load, setup};
 
 /// Prefix-aware routing for LLM engines behind Envoy: set up, try, measure, explain
 #[derive(Parser)]
@@ -15,6 +15,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run one simulated vLLM: its API, its scheduling and its prefix cache, but no model
+    Engine(Box<engine::EngineArgs>),
     /// Make this machine ready: a Rust for wasm, an Envoy, and the filter
     Setup(setup::SetupArgs),
     /// Send a workload to any URL, open loop, and measure what comes back
@@ -23,6 +25,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Engine(args) => engine::run(*args),
         Command::Setup(args) => setup::run(&args),
         Command::Load(args) => load::run(&args),
     };
