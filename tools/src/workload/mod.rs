@@ -4,9 +4,12 @@
 //! come and in whatever order. Not here: I/O, clocks, routing; `load` sends these requests over
 //! HTTP, `simulate` sends the same ones in virtual time.
 
+pub mod agents;
 pub mod arrivals;
 pub mod body;
 pub mod chats;
+pub mod conversations;
+pub mod documents;
 pub mod options;
 pub mod single;
 pub mod text;

@@ -9,8 +9,10 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng as _;
 
 use super::Workload;
+use super::agents::{AgentRequests, Agents};
 use super::arrivals::Spread;
 use super::chats::{ChatRequests, Chats};
+use super::documents::{DocumentRequests, Documents};
 use super::single::{Single, SingleRequests};
 use super::text;
 use super::trace::{Trace, TraceRequests};
@@ -26,6 +28,12 @@ pub enum Kind {
     /// Chats of 5 to 10 turns in 200 apps of about 2,000 tokens of system prompt, Zipf 0.9.
     #[value(alias = "w2")]
     W2,
+    /// Agents of 8 to 16 steps in 12 apps: 21,000 tokens that grow by 1,780 a step.
+    #[value(alias = "w3")]
+    W3,
+    /// Questions about 4 of 1,500 documents of about 800 tokens, Zipf 0.9.
+    #[value(alias = "w4")]
+    W4,
     /// W1, and one prompt of 3,000 tokens has half the traffic.
     #[value(alias = "w5")]
     W5,
@@ -83,6 +91,10 @@ pub enum Plan {
     Single(Single),
     /// W2.
     Chats(Chats),
+    /// W3.
+    Agents(Agents),
+    /// W4.
+    Documents(Documents),
     /// A recorded one.
     Trace(Trace),
 }
@@ -106,6 +118,8 @@ impl WorkloadArgs {
         Ok(match self.workload {
             Kind::W1 => Plan::Single(self.single(26.7)),
             Kind::W2 => Plan::Chats(self.chats(5.75)),
+            Kind::W3 => Plan::Agents(self.agents(0.278)),
+            Kind::W4 => Plan::Documents(self.documents(24.7)),
             Kind::W5 => Plan::Single(Single {
                 viral: Some((3000, 0.5)),
                 ..self.single(43.1)
@@ -156,6 +170,39 @@ impl WorkloadArgs {
             seed: self.seed,
         }
     }
+
+    fn agents(&self, rate: f64) -> Agents {
+        Agents {
+            apps: self.prompts.unwrap_or(12),
+            zipf: self.zipf.unwrap_or(0.9),
+            system_tokens: self.prompt_tokens.map_or(9000, |tokens| tokens as u32),
+            task_tokens: 12_000,
+            steps: (8, 16),
+            result_tokens: self.question_tokens.unwrap_or(1600),
+            output_tokens: self.output_tokens.unwrap_or(180),
+            tool_min: 0.3,
+            tool_mean: 2.5,
+            rate: self.rate.unwrap_or(rate),
+            spread: self.spread(),
+            seed: self.seed,
+        }
+    }
+
+    fn documents(&self, rate: f64) -> Documents {
+        Documents {
+            documents: self.prompts.unwrap_or(1500),
+            zipf: self.zipf.unwrap_or(0.9),
+            picked: 4,
+            document_tokens: self.prompt_tokens.unwrap_or(800.0),
+            sigma: 0.3,
+            system_tokens: 320,
+            question_tokens: self.question_tokens.unwrap_or(120),
+            output_tokens: self.output_tokens.unwrap_or(220),
+            rate: self.rate.unwrap_or(rate),
+            spread: self.spread(),
+            seed: self.seed,
+        }
+    }
 }
 
 impl Plan {
@@ -167,6 +214,8 @@ impl Plan {
         Ok(match self {
             Self::Single(plan) => Box::new(SingleRequests::new(plan.clone())?),
             Self::Chats(plan) => Box::new(ChatRequests::new(plan.clone())?),
+            Self::Agents(plan) => Box::new(AgentRequests::new(plan.clone())?),
+            Self::Documents(plan) => Box::new(DocumentRequests::new(plan.clone())?),
             Self::Trace(trace) => Box::new(TraceRequests::new(trace.clone())),
         })
     }
@@ -178,6 +227,8 @@ impl Plan {
         match &mut plan {
             Self::Single(plan) => plan.rate = rate,
             Self::Chats(plan) => plan.rate = rate,
+            Self::Agents(plan) => plan.rate = rate,
+            Self::Documents(plan) => plan.rate = rate,
             Self::Trace(trace) => trace.speed = rate,
         }
         plan
@@ -189,6 +240,8 @@ impl Plan {
         match self {
             Self::Single(plan) => plan.rate,
             Self::Chats(plan) => plan.rate,
+            Self::Agents(plan) => plan.rate,
+            Self::Documents(plan) => plan.rate,
             Self::Trace(trace) => trace.speed,
         }
     }

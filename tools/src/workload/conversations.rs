@@ -1,0 +1,114 @@
+//! C1 and C10: fifty conversations of five turns behind one system prompt, or ten.
+//!
+//! Guarantee: all conversations have the same number of turns, and as many of them share each
+//! system prompt, so that shares of hosts can be compared. Not here: who waits for whom (the
+//! study has them in sequence and 16 at once, ROUTING.md 6a), chats by popularity (chats.rs).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::text::{self, Text};
+use super::{Message, Request, Role};
+
+/// What C1 and C10 are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conversations {
+    /// System prompts, used in turn.
+    pub systems: u32,
+    /// Conversations.
+    pub count: u32,
+    /// Turns of each.
+    pub turns: u32,
+    /// Tokens of a system prompt.
+    pub system_tokens: u32,
+    /// Tokens of a user's message.
+    pub question_tokens: u32,
+    /// Tokens of an answer.
+    pub output_tokens: u32,
+    /// Seed of all texts.
+    pub seed: u64,
+}
+
+impl Conversations {
+    /// C1 with one system prompt of 3,000 tokens, C10 with ten.
+    #[must_use]
+    pub fn new(systems: u32, seed: u64) -> Self {
+        Self {
+            systems,
+            count: 50,
+            turns: 5,
+            system_tokens: 3000,
+            question_tokens: 60,
+            output_tokens: 60,
+            seed,
+        }
+    }
+
+    /// The first turn of a conversation.
+    #[must_use]
+    pub fn first(&self, conversation: u32) -> Request {
+        let system = conversation % self.systems.max(1);
+        let id = text::id("system", self.seed, u64::from(system));
+        let tokens = self.system_tokens;
+        Request {
+            id: u64::from(conversation),
+            at: Duration::ZERO,
+            prefix: Some(u64::from(system)),
+            turn: 0,
+            turns_left: self.turns.saturating_sub(1),
+            messages: Arc::new(vec![
+                Message::new(Role::System, Text::Made { id, tokens }),
+                self.question(u64::from(conversation), 0),
+            ]),
+            output_tokens: self.output_tokens,
+        }
+    }
+
+    /// The turn after this one; `None` if it was the last.
+    #[must_use]
+    pub fn follow(&self, request: &Request, answer: &str) -> Option<Request> {
+        let turns_left = request.turns_left.checked_sub(1)?;
+        let turn = request.turn + 1;
+        let mut messages = request.messages.as_ref().clone();
+        messages.push(Message::new(Role::Assistant, Text::Said(Arc::from(answer))));
+        messages.push(self.question(request.id, turn));
+        Some(Request {
+            turn,
+            turns_left,
+            messages: Arc::new(messages),
+            ..request.clone()
+        })
+    }
+
+    fn question(&self, conversation: u64, turn: u32) -> Message {
+        let which = text::id("turn", conversation, u64::from(turn));
+        let id = text::id("question", self.seed, which);
+        let tokens = self.question_tokens;
+        Message::new(Role::User, Text::Made { id, tokens })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn five_turns_and_each_system_prompt_as_often() {
+        let plan = Conversations::new(10, 1);
+        for conversation in [0, 10, 49] {
+            let mut turn = plan.first(conversation);
+            assert_eq!(turn.prefix, Some(u64::from(conversation % 10)));
+            assert_eq!(turn.messages[0], plan.first(conversation % 10).messages[0]);
+            assert_ne!(turn.messages[1], plan.first(conversation + 1).messages[1]);
+            for number in 1..5 {
+                let next = plan.follow(&turn, "answer").unwrap();
+                assert_eq!(
+                    (next.turn, next.messages.len()),
+                    (number, 2 + 2 * number as usize)
+                );
+                turn = next;
+            }
+            assert_eq!(plan.follow(&turn, "answer"), None);
+        }
+    }
+}
