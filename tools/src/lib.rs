@@ -11,6 +11,7 @@
 )]
 
 pub mod engine;
+pub mod harness;
 pub mod load;
 pub mod setup;
 pub mod testkit;
