@@ -15,6 +15,8 @@
 )]
 
 pub mod config;
+#[cfg(feature = "filter")]
+mod filter;
 pub mod fleet;
 pub mod hosts;
 pub mod lease;
@@ -29,3 +31,8 @@ pub mod request;
 pub mod route;
 pub mod store;
 pub mod watchdog;
+
+#[cfg(feature = "filter")]
+mod entry {
+    proxy_wasm::main! {{ crate::filter::start(); }}
+}

@@ -11,3 +11,66 @@ pub const ROUTE_POOL: &str = "x-prefix-route-pool";
 
 /// What ends a label's value inside a stat's name.
 pub const LABEL_END: &str = ".=";
+
+/// Labels of metrics; each has its `stats_tags` line in the shipped Envoy configs.
+pub const POOL: &str = "pool";
+/// A host's `ip:port`.
+pub const UPSTREAM_HOST: &str = "upstream_host";
+/// The kind of a decision.
+pub const DECISION: &str = "decision";
+/// Why something did not happen.
+pub const REASON: &str = "reason";
+/// A host's state.
+pub const STATE: &str = "state";
+/// An API family.
+pub const API: &str = "api";
+/// The filter's version.
+pub const VERSION: &str = "version";
+/// The version of everything that is hashed.
+pub const FORMAT: &str = "hash_format";
+
+/// Requests by the kind of decision.
+pub const DECISIONS: &str = "prefix_router_decisions_total";
+/// Requests left to the proxy's own policy, by reason.
+pub const ABSTAIN: &str = "prefix_router_abstain_total";
+/// Requests in flight on a host.
+pub const IN_FLIGHT: &str = "prefix_router_in_flight";
+/// Estimated uncached prompt tokens of requests whose first byte has not come.
+pub const PENDING_TOKENS: &str = "prefix_router_pending_tokens";
+/// Hosts of a pool by state.
+pub const HOSTS: &str = "prefix_router_hosts";
+/// Time from a prompt to its booked host, in microseconds.
+pub const DECISION_US: &str = "prefix_router_decision_us";
+/// Polls of the host source that failed.
+pub const HOST_SOURCE_ERRORS: &str = "prefix_router_host_source_errors_total";
+/// Requests taken from the counters because Envoy no longer had them.
+pub const COUNTER_REPAIRS: &str = "prefix_router_counter_repairs_total";
+/// Bodies read, by API family.
+pub const PAYLOAD: &str = "prefix_router_payload_total";
+/// Bodies that were not read as a prompt, or not to their end, by reason.
+pub const UNREAD: &str = "prefix_router_unread_total";
+/// Times that Envoy was found to hold bodies back.
+pub const FLAG_UNSET: &str = "prefix_router_bodies_held_back_total";
+/// Always 1; its labels say what runs.
+pub const BUILD_INFO: &str = "prefix_router_build_info";
+
+/// Debug response header: the host that answered.
+pub const DEBUG_HOST: &str = "x-prefix-router-host";
+/// Debug response header: the kind of decision, and the reason if we abstained.
+pub const DEBUG_DECISION: &str = "x-prefix-router-decision";
+/// Debug response header: the key.
+pub const DEBUG_KEY: &str = "x-prefix-router-key";
+/// Debug response header: where in the prompt the key ends, in bytes of text.
+pub const DEBUG_CHECKPOINT: &str = "x-prefix-router-checkpoint";
+/// The request header that asks for debug headers.
+pub const DEBUG_REQUEST: &str = "x-prefix-router-debug";
+
+/// The stat that shows as `name{labels}` in Prometheus, given the shipped `stats_tags`.
+#[must_use]
+pub fn metric(name: &str, labels: &[(&str, &str)]) -> String {
+    let label = |(tag, value): &(&str, &str)| format!(".{tag}.=.{value}{LABEL_END}");
+    labels
+        .iter()
+        .map(label)
+        .fold(name.to_owned(), |name, label| name + &label)
+}

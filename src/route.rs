@@ -87,6 +87,15 @@ impl Decision {
             Self::Abstain(_) => "abstain",
         }
     }
+
+    /// The label, and the reason of an abstention behind it.
+    #[must_use]
+    pub fn describe(self) -> String {
+        match self {
+            Self::Abstain(why) => format!("abstain ({})", why.label()),
+            other => other.label().to_owned(),
+        }
+    }
 }
 
 /// A decision and the hosts it names, the choice first, then those that a retry tries.

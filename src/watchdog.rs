@@ -37,12 +37,14 @@ const PROBE_MS: u64 = 60_000;
 /// Requests remembered after being let go.
 const SUSPECTS_MAX: usize = 64;
 
-/// What a body callback says about the proxy's configuration.
+/// What a body callback means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing new.
-    Nothing,
-    /// The body had been held back: `allow_on_headers_stop_iteration` is not set.
+    /// The request is held.
+    Held,
+    /// The request was let go before.
+    LetGo,
+    /// It was, and its body had been held back: `allow_on_headers_stop_iteration` is not set.
     FlagUnset,
 }
 
@@ -79,14 +81,14 @@ impl Watchdog {
             *last = now_ms;
             self.flag_seen = true;
             self.probe_at = None;
-            return Verdict::Nothing;
+            return Verdict::Held;
         }
         match self.suspects.remove(&request) {
             Some(at) if now_ms.saturating_sub(at) <= HELD_BACK_MS && !self.flag_seen => {
                 self.probe_at = Some(now_ms + PROBE_MS);
                 Verdict::FlagUnset
             }
-            _ => Verdict::Nothing,
+            _ => Verdict::LetGo,
         }
     }
 
@@ -149,7 +151,7 @@ mod tests {
         assert!(watchdog.may_hold(61_501));
         assert!(!watchdog.may_hold(61_502));
         watchdog.hold(8, 61_501);
-        assert_eq!(watchdog.body(8, 61_510), Verdict::Nothing);
+        assert_eq!(watchdog.body(8, 61_510), Verdict::Held);
         assert!(watchdog.may_hold(61_511));
     }
 
@@ -158,7 +160,7 @@ mod tests {
         let mut watchdog = Watchdog::default();
         watchdog.hold(7, 1000);
         watchdog.overdue(1500, BOUNDS);
-        assert_eq!(watchdog.body(7, 1800), Verdict::Nothing);
+        assert_eq!(watchdog.body(7, 1800), Verdict::LetGo);
         assert!(watchdog.may_hold(1801));
     }
 
@@ -173,6 +175,6 @@ mod tests {
         watchdog.body(2, 20_000);
         assert!(watchdog.overdue(49_999, BOUNDS).is_empty());
         assert_eq!(watchdog.overdue(50_000, BOUNDS), [2]);
-        assert_eq!(watchdog.body(2, 50_001), Verdict::Nothing);
+        assert_eq!(watchdog.body(2, 50_001), Verdict::LetGo);
     }
 }

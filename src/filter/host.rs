@@ -25,8 +25,14 @@ pub struct Shared;
 impl Store for Shared {
     fn read(&self, key: &str) -> Result<Versioned, StoreError> {
         match hostcalls::get_shared_data(key) {
-            Ok((None, None)) => Ok(Versioned { value: None, cas: CREATE }),
-            Ok((value, cas)) => Ok(Versioned { value, cas: cas.unwrap_or(CREATE) }),
+            Ok((None, None)) => Ok(Versioned {
+                value: None,
+                cas: CREATE,
+            }),
+            Ok((value, cas)) => Ok(Versioned {
+                value,
+                cas: cas.unwrap_or(CREATE),
+            }),
             Err(_) => Err(StoreError::Refused),
         }
     }
@@ -43,8 +49,12 @@ impl Store for Shared {
 
 /// Microseconds since 1970: any phase.
 pub fn now_us() -> u64 {
-    let since = hostcalls::get_current_time().ok().and_then(|now| now.duration_since(UNIX_EPOCH).ok());
-    since.map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+    let since = hostcalls::get_current_time()
+        .ok()
+        .and_then(|now| now.duration_since(UNIX_EPOCH).ok());
+    since.map_or(0, |since| {
+        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    })
 }
 
 /// Milliseconds since 1970: any phase.
@@ -54,7 +64,9 @@ pub fn now_ms() -> u64 {
 
 /// A request header's value: header, body and trailer callbacks of the request.
 pub fn request_header(name: &str) -> Option<Vec<u8>> {
-    hostcalls::get_map_value_bytes(MapType::HttpRequestHeaders, name).ok().flatten()
+    hostcalls::get_map_value_bytes(MapType::HttpRequestHeaders, name)
+        .ok()
+        .flatten()
 }
 
 /// Sets a request header, whatever there was of it: callbacks of the request.
@@ -66,11 +78,6 @@ pub fn set_request_header(name: &str, value: &str) {
 /// Removes a request header: callbacks of the request.
 pub fn remove_request_header(name: &str) {
     let _ = hostcalls::remove_map_value(MapType::HttpRequestHeaders, name);
-}
-
-/// A response header's value: callbacks of the response.
-pub fn response_header(name: &str) -> Option<Vec<u8>> {
-    hostcalls::get_map_value_bytes(MapType::HttpResponseHeaders, name).ok().flatten()
 }
 
 /// Sets a response header: the response's header callback.
@@ -87,7 +94,10 @@ fn buffer(kind: BufferType, start: u64, len: u64) -> Vec<u8> {
     let (Ok(start), Ok(len)) = (usize::try_from(start), usize::try_from(len)) else {
         return Vec::new();
     };
-    hostcalls::get_buffer(kind, start, len).ok().flatten().unwrap_or_default()
+    hostcalls::get_buffer(kind, start, len)
+        .ok()
+        .flatten()
+        .unwrap_or_default()
 }
 
 /// The filter's configuration, `size` bytes of it: the configure callback.
@@ -98,11 +108,6 @@ pub fn configuration(size: usize) -> Vec<u8> {
 /// A property of the stream: any phase of it.
 pub fn property(path: &[&str]) -> Option<Vec<u8>> {
     hostcalls::get_property(path.to_vec()).ok().flatten()
-}
-
-/// Sets `wasm.<name>` in the stream's filter state, for access logs: any phase of the stream.
-pub fn set_filter_state(name: &str, value: &str) {
-    let _ = hostcalls::set_property(vec![name], Some(value.as_bytes()));
 }
 
 /// Lets a held request of this VM go: the tick. `root` is the caller's own context.
@@ -120,8 +125,12 @@ pub fn tick_every(period_ms: u64) {
 
 /// Sends `GET path` to a cluster: the tick. The answer comes to the root context.
 pub fn call(cluster: &str, path: &str, timeout_ms: u64) -> Result<(), Refused> {
-    let headers =
-        vec![(":method", "GET"), (":path", path), (":authority", "admin"), (":scheme", "http")];
+    let headers = vec![
+        (":method", "GET"),
+        (":path", path),
+        (":authority", "admin"),
+        (":scheme", "http"),
+    ];
     let timeout = Duration::from_millis(timeout_ms);
     match hostcalls::dispatch_http_call(cluster, headers, None, vec![], timeout) {
         Ok(_) => Ok(()),
@@ -132,7 +141,9 @@ pub fn call(cluster: &str, path: &str, timeout_ms: u64) -> Result<(), Refused> {
 /// The answer's status: the answer's callback, and only if it has headers: without, the SDK
 /// panics (ENVOY.md 10).
 pub fn call_status() -> Option<Vec<u8>> {
-    hostcalls::get_map_value_bytes(MapType::HttpCallResponseHeaders, ":status").ok().flatten()
+    hostcalls::get_map_value_bytes(MapType::HttpCallResponseHeaders, ":status")
+        .ok()
+        .flatten()
 }
 
 /// The answer's body: the answer's callback.
@@ -142,17 +153,23 @@ pub fn call_body(size: usize) -> Vec<u8> {
 
 /// Defines a counter, or finds it: any phase; costs 1.4 µs.
 pub fn counter(name: &str) -> Option<Metric> {
-    hostcalls::define_metric(MetricType::Counter, name).ok().map(Metric)
+    hostcalls::define_metric(MetricType::Counter, name)
+        .ok()
+        .map(Metric)
 }
 
 /// Defines a gauge, or finds it.
 pub fn gauge(name: &str) -> Option<Metric> {
-    hostcalls::define_metric(MetricType::Gauge, name).ok().map(Metric)
+    hostcalls::define_metric(MetricType::Gauge, name)
+        .ok()
+        .map(Metric)
 }
 
 /// Defines a histogram, or finds it.
 pub fn histogram(name: &str) -> Option<Metric> {
-    hostcalls::define_metric(MetricType::Histogram, name).ok().map(Metric)
+    hostcalls::define_metric(MetricType::Histogram, name)
+        .ok()
+        .map(Metric)
 }
 
 /// Adds to a counter: any phase.

@@ -1,0 +1,244 @@
+//! The HTTP callbacks of one request: host facts in, steps of request.rs, host actions out.
+//!
+//! Guarantee: a request is never changed but for the routing header, never answered by us, and let
+//! go in every case. Not here: JSON, hashing, arithmetic, the choice of a host.
+
+use std::rc::Rc;
+
+use log::{debug, error};
+use proxy_wasm::traits::{Context, HttpContext};
+use proxy_wasm::types::Action;
+
+use super::host;
+use super::worker::Worker;
+use crate::config::DebugHeaders;
+use crate::load::Changes;
+use crate::names;
+use crate::payload::{End, Head, Reader};
+use crate::pool::Placed;
+use crate::request::{Facts, Next, Request};
+use crate::route::Abstain;
+use crate::watchdog::Verdict;
+
+/// One request.
+pub struct Http {
+    id: u32,
+    worker: Rc<Worker>,
+    request: Request,
+    /// Bytes of the body that the proxy holds.
+    buffered: u64,
+    placed: Option<Placed>,
+    debug_headers: bool,
+}
+
+impl Http {
+    /// A request that the proxy calls `id`.
+    pub fn new(id: u32, worker: Rc<Worker>) -> Self {
+        let request = Request::default();
+        Self {
+            id,
+            worker,
+            request,
+            buffered: 0,
+            placed: None,
+            debug_headers: false,
+        }
+    }
+
+    fn admit(&mut self, end_of_stream: bool) -> Action {
+        let header = |name| host::request_header(name).unwrap_or_default();
+        let (method, content_type) = (header(":method"), header("content-type"));
+        let facts = Facts {
+            method: &method,
+            content_type: &content_type,
+            upgrade: host::request_header("upgrade").is_some(),
+            end_of_stream,
+        };
+        if !facts.may_carry_a_prompt() {
+            return self.abstain(Abstain::NotAPrompt);
+        }
+        let now_ms = host::now_ms();
+        if !self.worker.watchdog.borrow_mut().may_hold(now_ms) {
+            return self.abstain(Abstain::Watchdog);
+        }
+        let (path, content_encoding) = (header(":path"), header("content-encoding"));
+        let tenant_header = self.worker.config.request.tenant_header.as_deref();
+        let tenant = tenant_header.and_then(host::request_header);
+        let head = Head {
+            path: &path,
+            content_type: &content_type,
+            content_encoding: &content_encoding,
+            tenant: tenant.as_deref(),
+        };
+        self.request
+            .hold(Reader::new(&head, &self.worker.config.read));
+        self.worker.watchdog.borrow_mut().hold(self.id, now_ms);
+        Action::Pause
+    }
+
+    fn abstain(&mut self, why: Abstain) -> Action {
+        self.request.free();
+        self.worker.metrics.abstained(why);
+        Action::Continue
+    }
+
+    /// Whether the request is held still, or was let go by the watchdog.
+    fn is_held(&mut self) -> bool {
+        if !self.request.is_held() {
+            return false;
+        }
+        let verdict = self
+            .worker
+            .watchdog
+            .borrow_mut()
+            .body(self.id, host::now_ms());
+        match verdict {
+            Verdict::Held => return true,
+            Verdict::LetGo => {}
+            Verdict::FlagUnset => {
+                self.worker.metrics.flag_unset();
+                error!(
+                    "Envoy holds back request bodies: set allow_on_headers_stop_iteration: true \
+                     in the wasm filter's config (Envoy 1.35 or later); until then requests pass \
+                     unrouted"
+                );
+            }
+        }
+        self.request.free();
+        false
+    }
+
+    /// Reads what is there of the body; places the request when it is all there.
+    fn read(&mut self, end: bool) -> Action {
+        let bytes_max = u64::from(self.worker.config.request.body_bytes_max);
+        // Ends: each turn reads a whole window or the rest of the body.
+        loop {
+            match self.request.next(self.buffered, end, bytes_max) {
+                Next::Pass => return Action::Continue,
+                Next::Wait => return Action::Pause,
+                Next::Read { start, len } => {
+                    self.request.feed(&host::request_body(start, len), len);
+                }
+                Next::Place(end) => {
+                    self.place(end);
+                    return Action::Continue;
+                }
+            }
+        }
+    }
+
+    fn place(&mut self, end: End) {
+        self.worker.watchdog.borrow_mut().done(self.id);
+        let Some(prompt) = self.request.prompt(end) else {
+            return;
+        };
+        let placed = self.worker.place(&prompt, &mut self.request);
+        let hosts = self.worker.addresses(&placed.placement.hosts);
+        if !hosts.is_empty() {
+            host::set_request_header(names::ROUTE_HOST, &hosts);
+        }
+        debug!(
+            "request {}: {} of {}",
+            self.id,
+            placed.placement.decision.label(),
+            prompt.api
+        );
+        self.placed = Some(placed);
+    }
+
+    fn write(&self, changes: Changes) {
+        self.worker.write(changes);
+    }
+
+    fn write_debug_headers(&self, served_by: Option<&str>) {
+        let decision = match &self.placed {
+            Some(placed) => placed.placement.decision.describe(),
+            None => Abstain::NotAPrompt.label().to_owned(),
+        };
+        host::set_response_header(names::DEBUG_DECISION, &decision);
+        if let Some(address) = served_by {
+            host::set_response_header(names::DEBUG_HOST, address);
+        }
+        if let Some(Placed {
+            key: Some(key),
+            position,
+            ..
+        }) = &self.placed
+        {
+            host::set_response_header(names::DEBUG_KEY, &format!("{:016x}", key.0));
+            host::set_response_header(names::DEBUG_CHECKPOINT, &position.to_string());
+        }
+    }
+
+    fn finish(&mut self) {
+        self.worker.watchdog.borrow_mut().done(self.id);
+        let changes = self.request.end();
+        self.write(changes);
+    }
+}
+
+impl Context for Http {}
+
+impl HttpContext for Http {
+    fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
+        // Early header mutation strips it as well; this covers a config without it.
+        host::remove_request_header(names::ROUTE_HOST);
+        host::remove_request_header(names::ROUTE_POOL);
+        self.debug_headers = match self.worker.config.debug_headers {
+            DebugHeaders::Off => false,
+            DebugHeaders::Always => true,
+            DebugHeaders::OnRequest => self.worker.debug_asked(),
+        };
+        self.admit(end_of_stream)
+    }
+
+    fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        if !self.is_held() {
+            return Action::Continue;
+        }
+        self.buffered = size as u64;
+        self.read(end_of_stream)
+    }
+
+    fn on_http_request_trailers(&mut self, _count: usize) -> Action {
+        if !self.is_held() {
+            return Action::Continue;
+        }
+        // With trailers, no body callback ever says that the body ends (ENVOY.md 5).
+        self.read(true)
+    }
+
+    fn on_http_response_headers(&mut self, _count: usize, _end_of_stream: bool) -> Action {
+        let address = host::property(&["upstream", "address"])
+            .and_then(|address| String::from_utf8(address).ok());
+        let seat = address
+            .as_deref()
+            .and_then(|address| self.worker.seat_of(address));
+        let changes = self.request.served_by(seat);
+        self.write(changes);
+        if self.debug_headers {
+            self.write_debug_headers(address.as_deref());
+        }
+        Action::Continue
+    }
+
+    fn on_http_response_body(&mut self, size: usize, _end_of_stream: bool) -> Action {
+        if size > 0 {
+            let changes = self.request.answered();
+            self.write(changes);
+        }
+        Action::Continue
+    }
+
+    fn on_log(&mut self) {
+        self.finish();
+    }
+}
+
+impl Drop for Http {
+    /// The proxy always logs first, as far as it was seen (ENVOY.md 4); if it ever does not, the
+    /// request is released here.
+    fn drop(&mut self) {
+        self.finish();
+    }
+}

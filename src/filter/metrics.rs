@@ -1,0 +1,128 @@
+//! The filter's metrics: defined once for each VM, counted in all.
+//!
+//! Guarantee: labels come from the config and from fixed lists, never from a request, so the number
+//! of series is bounded. Not here: when something is counted.
+
+use std::cell::RefCell;
+
+use super::host::{self, Metric};
+use crate::names;
+use crate::route::{Abstain, Decision};
+
+/// API families and raw reasons are fixed lists; this only bounds the search.
+const LABELS_MAX: usize = 64;
+
+/// One pool's metrics.
+pub struct Metrics {
+    pool: String,
+    decisions: [Option<Metric>; 4],
+    abstentions: [Option<Metric>; Abstain::ALL.len()],
+    decision_us: Option<Metric>,
+    flag_unset: Option<Metric>,
+    source_errors: Option<Metric>,
+    repairs: Option<Metric>,
+    /// Counters by their name and label, made when first needed.
+    labelled: RefCell<Vec<(&'static str, &'static str, Option<Metric>)>>,
+}
+
+impl Metrics {
+    /// Defines the metrics of a pool.
+    pub fn new(pool: &str) -> Self {
+        let counter = |name: &str, label: &str, value: &str| {
+            host::counter(&names::metric(name, &[(names::POOL, pool), (label, value)]))
+        };
+        let plain = |name: &str| host::counter(&names::metric(name, &[(names::POOL, pool)]));
+        Self {
+            pool: pool.to_owned(),
+            decisions: ["home", "divert", "saturated", "abstain"]
+                .map(|kind| counter(names::DECISIONS, names::DECISION, kind)),
+            abstentions: Abstain::ALL
+                .map(|why| counter(names::ABSTAIN, names::REASON, why.label())),
+            decision_us: host::histogram(&names::metric(
+                names::DECISION_US,
+                &[(names::POOL, pool)],
+            )),
+            flag_unset: plain(names::FLAG_UNSET),
+            source_errors: plain(names::HOST_SOURCE_ERRORS),
+            repairs: plain(names::COUNTER_REPAIRS),
+            labelled: RefCell::new(Vec::new()),
+        }
+    }
+
+    /// A decision was made, in this time.
+    pub fn decided(&self, decision: Decision, us: u64) {
+        let [home, divert, saturated, abstain] = self.decisions;
+        let metric = match decision {
+            Decision::Home => home,
+            Decision::Divert => divert,
+            Decision::Saturated => saturated,
+            Decision::Abstain(why) => {
+                self.count_abstention(why);
+                abstain
+            }
+        };
+        host::increment(metric, 1);
+        host::record(self.decision_us, us);
+    }
+
+    /// A request was left to the proxy's own policy before any decision.
+    pub fn abstained(&self, why: Abstain) {
+        let [.., abstain] = self.decisions;
+        host::increment(abstain, 1);
+        self.count_abstention(why);
+    }
+
+    fn count_abstention(&self, why: Abstain) {
+        let known = Abstain::ALL.iter().zip(&self.abstentions);
+        for (_, metric) in known.filter(|(reason, _)| **reason == why) {
+            host::increment(*metric, 1);
+        }
+    }
+
+    /// A body of this API family was read.
+    pub fn payload(&self, api: &'static str) {
+        self.labelled(names::PAYLOAD, names::API, api);
+    }
+
+    /// A body could not be read as a prompt, or not to its end.
+    pub fn unread(&self, reason: &'static str) {
+        self.labelled(names::UNREAD, names::REASON, reason);
+    }
+
+    fn labelled(&self, name: &'static str, label: &'static str, value: &'static str) {
+        let mut labelled = self.labelled.borrow_mut();
+        let known = labelled.iter().find(|(n, v, _)| *n == name && *v == value);
+        let metric = match known {
+            Some((_, _, metric)) => *metric,
+            None if labelled.len() == LABELS_MAX => return,
+            None => {
+                let labels = [(names::POOL, self.pool.as_str()), (label, value)];
+                let metric = host::counter(&names::metric(name, &labels));
+                labelled.push((name, value, metric));
+                metric
+            }
+        };
+        host::increment(metric, 1);
+    }
+
+    /// The proxy was found to hold back bodies.
+    pub fn flag_unset(&self) {
+        host::increment(self.flag_unset, 1);
+    }
+
+    /// The host source failed.
+    pub fn source_error(&self) {
+        host::increment(self.source_errors, 1);
+    }
+
+    /// Requests that nobody will end were taken from the counters.
+    pub fn repaired(&self, requests: u32) {
+        host::increment(self.repairs, requests);
+    }
+
+    /// Sets a gauge of this pool: from the one VM that holds the lease.
+    pub fn gauge(&self, name: &str, label: &str, value: &str, count: u64) {
+        let labels = [(names::POOL, self.pool.as_str()), (label, value)];
+        host::record(host::gauge(&names::metric(name, &labels)), count);
+    }
+}

@@ -1,0 +1,11 @@
+//! The proxy-wasm glue: root context, request contexts, host calls.
+//!
+//! Guarantee: the only modules that know the proxy. Not here: any routing rule.
+
+mod host;
+mod http;
+mod metrics;
+mod root;
+mod worker;
+
+pub use root::start;

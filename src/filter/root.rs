@@ -1,0 +1,262 @@
+//! The root context of one VM: configuration, tick, host polling.
+//!
+//! Guarantee: a bad configuration is refused with one line that says why; losing the host source
+//! keeps the last list. Not here: which hosts are usable (hosts.rs), single requests (http.rs).
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use log::{error, info, warn};
+use proxy_wasm::traits::{Context, HttpContext, RootContext};
+use proxy_wasm::types::{ContextType, LogLevel};
+
+use super::host::{self, Shared};
+use super::http::Http;
+use super::worker::Worker;
+use crate::config::{Config, HostSource};
+use crate::fleet::{self, Fleet};
+use crate::hosts::{self, HostReport};
+use crate::lease;
+use crate::names;
+use crate::prefix::HASH_FORMAT;
+use crate::route::Abstain;
+use crate::watchdog;
+
+/// Time between ticks: a quarter of the shortest poll, and short against the watchdog's bounds.
+const TICK_MS: u64 = 100;
+/// An answer of the admin later than this is a lost one.
+const POLL_TIMEOUT_MS: u64 = 2000;
+/// The lease outlives this many polls, so that a slow one does not cost it.
+const LEASE_POLLS: u64 = 4;
+/// Time between two writings of the per-host gauges.
+const GAUGES_MS: u64 = 250;
+
+/// Registers the filter with the SDK.
+pub fn start() {
+    proxy_wasm::set_log_level(LogLevel::Trace); // the configuration sets the real level
+    proxy_wasm::set_root_context(|id| Box::new(Root::new(id)));
+}
+
+struct Root {
+    id: u32,
+    worker: Option<Rc<Worker>>,
+    /// This VM's name in the lease: no two VMs start their contexts in the same microsecond with
+    /// the same number.
+    owner: u64,
+    fleet: RefCell<Fleet>,
+    polled_ms: Cell<u64>,
+    poll_pending: Cell<bool>,
+    gauges_ms: Cell<u64>,
+    source_lost: Cell<bool>,
+}
+
+impl Root {
+    fn new(id: u32) -> Self {
+        Self {
+            id,
+            worker: None,
+            owner: host::now_us().rotate_left(8) ^ u64::from(id),
+            fleet: RefCell::default(),
+            polled_ms: Cell::new(0),
+            poll_pending: Cell::new(false),
+            gauges_ms: Cell::new(0),
+            source_lost: Cell::new(false),
+        }
+    }
+
+    fn release_overdue(&self, worker: &Worker, now_ms: u64) {
+        let bounds = watchdog::Bounds {
+            first_body_ms: u64::from(worker.config.request.body_wait_ms),
+            body_idle_ms: u64::from(worker.config.request.upload_ms),
+        };
+        let overdue = worker.watchdog.borrow_mut().overdue(now_ms, bounds);
+        for request in overdue {
+            worker.metrics.abstained(Abstain::Watchdog);
+            host::release(request, self.id);
+        }
+    }
+
+    /// Polls or applies the host source, if this VM holds the lease and it is time.
+    fn keep_hosts(&self, worker: &Worker, now_ms: u64) {
+        let Some(pool) = worker.config.pools.first() else {
+            return;
+        };
+        let poll_ms = match &pool.hosts {
+            HostSource::Admin { poll_ms, .. } => u64::from(*poll_ms),
+            HostSource::Static(_) => 1000,
+        };
+        if !lease::take(&Shared, self.owner, now_ms, poll_ms * LEASE_POLLS) {
+            return;
+        }
+        self.write_gauges(worker, now_ms);
+        let since_ms = now_ms.saturating_sub(self.polled_ms.get());
+        let lost = self.poll_pending.get() && since_ms > POLL_TIMEOUT_MS * 2;
+        if since_ms < poll_ms || (self.poll_pending.get() && !lost) {
+            return;
+        }
+        self.polled_ms.set(now_ms);
+        match &pool.hosts {
+            HostSource::Static(addresses) => {
+                self.apply(worker, &reports_of(addresses), false);
+            }
+            HostSource::Admin { cluster, .. } => {
+                let path = format!("/clusters?format=json&filter=^{}$", pool.cluster);
+                self.poll_pending.set(true);
+                if host::call(cluster, &path, POLL_TIMEOUT_MS).is_err() {
+                    self.poll_pending.set(false);
+                    self.source_failed(worker, "the admin cluster is unknown or empty");
+                }
+            }
+        }
+    }
+
+    fn apply(&self, worker: &Worker, reports: &[HostReport], counted: bool) {
+        let Some(pool) = worker.config.pools.first() else {
+            return;
+        };
+        let mut fleet = self.fleet.borrow_mut();
+        let applied = fleet.apply(&Shared, &worker.ledger, &pool.name, reports);
+        if let Some(summary) = applied {
+            info!("pool {}: {summary}", pool.name);
+        }
+        worker.refresh();
+        if counted {
+            let repaired = fleet.repair(&Shared, &worker.ledger, &worker.view(), reports);
+            if repaired > 0 {
+                worker.metrics.repaired(repaired);
+                warn!(
+                    "pool {}: {repaired} requests in flight taken back that Envoy no longer has",
+                    pool.name
+                );
+            }
+        }
+    }
+
+    fn source_failed(&self, worker: &Worker, why: &str) {
+        worker.metrics.source_error();
+        // Once per cause: the counter goes on.
+        if !self.source_lost.replace(true) {
+            warn!("host source lost, keeping the last list: {why}");
+        }
+    }
+
+    fn write_gauges(&self, worker: &Worker, now_ms: u64) {
+        if now_ms.saturating_sub(self.gauges_ms.get()) < GAUGES_MS {
+            return;
+        }
+        self.gauges_ms.set(now_ms);
+        let view = worker.view();
+        for (state, count) in fleet::states(&view) {
+            worker
+                .metrics
+                .gauge(names::HOSTS, names::STATE, state, count);
+        }
+        let series_max = worker.config.host_series_max as usize;
+        for (address, load) in fleet::loads(&Shared, &view).into_iter().take(series_max) {
+            let (in_flight, pending) = (u64::from(load.in_flight), u64::from(load.pending));
+            worker
+                .metrics
+                .gauge(names::IN_FLIGHT, names::UPSTREAM_HOST, &address, in_flight);
+            worker.metrics.gauge(
+                names::PENDING_TOKENS,
+                names::UPSTREAM_HOST,
+                &address,
+                pending,
+            );
+        }
+    }
+}
+
+fn reports_of(addresses: &[String]) -> Vec<HostReport> {
+    addresses
+        .iter()
+        .map(|address| HostReport::usable(address))
+        .collect()
+}
+
+impl Context for Root {
+    fn on_http_call_response(
+        &mut self,
+        _token: u32,
+        headers: usize,
+        body: usize,
+        _trailers: usize,
+    ) {
+        self.poll_pending.set(false);
+        let Some(worker) = self.worker.clone() else {
+            return;
+        };
+        let Some(pool) = worker.config.pools.first() else {
+            return;
+        };
+        // Without headers the call was reset, and asking for one would panic (ENVOY.md 10).
+        let status = (headers > 0)
+            .then(host::call_status)
+            .flatten()
+            .unwrap_or_default();
+        if status != b"200" {
+            let status = String::from_utf8_lossy(&status).into_owned();
+            return self.source_failed(&worker, &format!("the admin answered {status:?}"));
+        }
+        match hosts::parse_clusters(&host::call_body(body), &pool.cluster) {
+            Err(why) => self.source_failed(&worker, &why.to_string()),
+            Ok(reports) => {
+                if self.source_lost.replace(false) {
+                    info!("host source is back");
+                }
+                self.apply(&worker, &reports, true);
+            }
+        }
+    }
+}
+
+impl RootContext for Root {
+    fn on_configure(&mut self, size: usize) -> bool {
+        let config = match Config::parse(&host::configuration(size)) {
+            Ok(config) => config,
+            Err(why) => {
+                error!("prefix_router: {why}");
+                return false;
+            }
+        };
+        let Some(pool) = config.pools.first().cloned() else {
+            return false;
+        };
+        log::set_max_level(config.log);
+        let format = HASH_FORMAT.to_string();
+        let labels = [
+            (names::VERSION, env!("CARGO_PKG_VERSION")),
+            (names::FORMAT, &format),
+        ];
+        host::record(host::gauge(&names::metric(names::BUILD_INFO, &labels)), 1);
+        let worker = Worker::new(config, &pool);
+        // A static list is there from the first request on; every VM applies the same.
+        if let HostSource::Static(addresses) = &pool.hosts {
+            self.apply(&worker, &reports_of(addresses), false);
+        }
+        worker.refresh();
+        self.worker = Some(Rc::new(worker));
+        host::tick_every(TICK_MS);
+        true
+    }
+
+    fn on_tick(&mut self) {
+        let Some(worker) = self.worker.clone() else {
+            return;
+        };
+        let now_ms = host::now_ms();
+        self.release_overdue(&worker, now_ms);
+        worker.ledger.pay(&Shared);
+        worker.refresh();
+        self.keep_hosts(&worker, now_ms);
+    }
+
+    fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
+        let worker = self.worker.clone()?;
+        Some(Box::new(Http::new(id, worker)))
+    }
+
+    fn get_type(&self) -> Option<ContextType> {
+        Some(ContextType::HttpContext)
+    }
+}

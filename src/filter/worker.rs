@@ -1,0 +1,136 @@
+//! What the requests of one VM share: configuration, host view, ledger, watchdog, metrics.
+//!
+//! Guarantee: nothing here is borrowed while the proxy is called back. Not here: callbacks.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::host::{self, Shared};
+use super::metrics::Metrics;
+use crate::config::{Config, Pool, Routing};
+use crate::fleet;
+use crate::load::{self, Changes, Ledger, NO_CHANGES, Seat};
+use crate::names;
+use crate::pool::{self, KeyRule, Outdated, Placed, Rules, View};
+use crate::popularity::Heat;
+use crate::prefix::{Coverage, Prompt};
+use crate::request::Request;
+use crate::route::{Abstain, Candidate, Placement};
+use crate::watchdog::Watchdog;
+
+/// A view is taken anew at most this often for one request; each time it is the newest there is.
+const VIEWS_MAX: u32 = 3;
+
+/// What the requests of one VM share.
+pub struct Worker {
+    /// The filter's configuration.
+    pub config: Config,
+    /// The pool's metrics.
+    pub metrics: Metrics,
+    /// The requests that are held.
+    pub watchdog: RefCell<Watchdog>,
+    /// This VM's hand in the loads.
+    pub ledger: Ledger,
+    rules: Rules,
+    view: RefCell<Rc<View>>,
+}
+
+impl Worker {
+    /// A worker for this configuration's pool.
+    pub fn new(config: Config, pool: &Pool) -> Self {
+        let key = match pool.routing {
+            Routing::Adaptive => KeyRule::Adaptive(Heat::default()),
+            Routing::Fixed { .. } => KeyRule::Fixed,
+        };
+        Self {
+            metrics: Metrics::new(&pool.name),
+            watchdog: RefCell::default(),
+            ledger: Ledger::default(),
+            rules: Rules::new(&pool.name, key, pool.bounds),
+            view: RefCell::default(),
+            config,
+        }
+    }
+
+    /// Places a request by its prompt and books it.
+    pub fn place(&self, prompt: &Prompt, request: &mut Request) -> Placed {
+        let started_us = host::now_us();
+        let hosts = self.view().candidates().len();
+        let key = pool::key(&self.rules, hosts, prompt, &Shared);
+        let mut placed = None;
+        for _ in 0..VIEWS_MAX {
+            let view = self.view();
+            match pool::place(&self.rules, &view, key, request, &Shared, &self.ledger) {
+                Ok(done) => {
+                    placed = Some(done);
+                    break;
+                }
+                Err(Outdated) => self.refresh(),
+            }
+        }
+        let placed = placed.unwrap_or_else(|| Placed {
+            placement: Placement::abstain(Abstain::NoHosts),
+            key: None,
+            position: 0,
+        });
+        let took_us = host::now_us().saturating_sub(started_us);
+        self.metrics.decided(placed.placement.decision, took_us);
+        self.metrics.payload(prompt.api);
+        match prompt.coverage {
+            Coverage::Whole => {}
+            Coverage::Truncated => self.metrics.unread("truncated"),
+            Coverage::Raw(reason) => self.metrics.unread(reason.label()),
+        }
+        placed
+    }
+
+    /// The header value that names these hosts.
+    pub fn addresses(&self, hosts: &[Candidate]) -> String {
+        let view = self.view();
+        let addresses: Vec<&str> = hosts
+            .iter()
+            .filter_map(|host| view.address_of(host.seat))
+            .collect();
+        addresses.join(",")
+    }
+
+    /// The place of a host in the loads.
+    pub fn seat_of(&self, address: &str) -> Option<Seat> {
+        self.view().seat_of(address)
+    }
+
+    /// Writes a request's changes.
+    pub fn write(&self, changes: Changes) {
+        if changes != NO_CHANGES {
+            self.ledger.transact(&Shared, |_| ((), changes));
+        }
+    }
+
+    /// The hosts as this VM knows them.
+    pub fn view(&self) -> Rc<View> {
+        Rc::clone(&self.view.borrow())
+    }
+
+    /// Whether this request asks for debug headers and may: it must come from an internal address,
+    /// which Envoy says of requests in a header that outsiders cannot set.
+    pub fn debug_asked(&self) -> bool {
+        let internal = host::request_header("x-envoy-internal");
+        host::request_header(names::DEBUG_REQUEST).is_some() && internal.as_deref() == Some(b"true")
+    }
+
+    /// Takes a new view if the loads say that there is a newer host table.
+    pub fn refresh(&self) {
+        let newest = load::read(&Shared).map_or(0, |loads| loads.hosts_version());
+        if newest == self.view().version {
+            return;
+        }
+        let pool = self
+            .config
+            .pools
+            .first()
+            .map_or("", |pool| pool.name.as_str());
+        if let Some(view) = fleet::view(&Shared, pool) {
+            *self.view.borrow_mut() = Rc::new(view);
+        }
+    }
+}
