@@ -1,11 +1,98 @@
 //! Request body bytes → prompt, one file per API family.
 //!
 //! Guarantee: any bytes give a [`Prompt`], in one pass, with bounded memory, however they are cut
-//! into windows. Not here: the ladders and the chain (prefix.rs), hosts.
+//! into windows. To add a family: one file with its [`Family`], one line in [`FAMILIES`], one
+//! folder of cases in tests/payloads. Not here: the ladders and the chain (prefix.rs), hosts.
 
+mod anthropic_messages;
+mod bedrock_converse;
+mod cohere_chat;
+mod common;
 pub mod decode;
+mod gemini;
+mod message;
+mod native;
+mod ollama_chat;
+mod ollama_generate;
+mod openai_chat;
+mod openai_completions;
+mod openai_embeddings;
+mod openai_responses;
+mod path;
+mod pointer;
+mod pooling;
+mod reader;
+mod sglang_generate;
+mod tgi_generate;
+mod tools;
+mod triton_generate;
+mod triton_infer;
+mod vllm_generate;
+mod walk;
 
-use crate::prefix::Prompt;
+pub use reader::{Reader, Reading};
+
+use walk::Node;
+
+/// One API: where it is found, and what its members mean.
+struct Family {
+    /// The metric label.
+    api: &'static str,
+    /// Path endings, `/` between segments; `{model}` stands for a segment or the rest of one.
+    paths: &'static [&'static str],
+    /// Members of the body that mean something else than they do in all families (common.rs).
+    member: fn(&[u8]) -> Option<Node>,
+    /// `fixed` mode counts the body's bytes, not the characters of its text.
+    native: bool,
+    /// Its paths say nothing: any family's shape may come.
+    any_shape: bool,
+    /// Its shape can be told from the body where the path says nothing.
+    by_shape: bool,
+    /// A cache helps it.
+    affinity: bool,
+    /// Answers are streamed unless the body says otherwise.
+    stream: bool,
+}
+
+impl Family {
+    const DEFAULT: Self = Self {
+        api: "",
+        paths: &[],
+        member: |_| None,
+        native: false,
+        any_shape: false,
+        by_shape: true,
+        affinity: true,
+        stream: false,
+    };
+}
+
+/// All families. Where a body's shape decides, an earlier one is preferred.
+const FAMILIES: [&Family; 17] = [
+    &native::FAMILY,
+    &openai_chat::FAMILY,
+    &openai_completions::FAMILY,
+    &anthropic_messages::FAMILY,
+    &openai_responses::FAMILY,
+    &gemini::FAMILY,
+    &tgi_generate::FAMILY,
+    &sglang_generate::FAMILY,
+    &vllm_generate::FAMILY,
+    &triton_generate::FAMILY,
+    &triton_infer::FAMILY,
+    &ollama_chat::FAMILY,
+    &ollama_generate::FAMILY,
+    &bedrock_converse::FAMILY,
+    &cohere_chat::FAMILY,
+    &openai_embeddings::FAMILY,
+    &pooling::FAMILY,
+];
+
+/// The index of the family whose prompts JSON pointers name.
+const NATIVE: usize = 0;
+
+/// Slots below this belong to JSON pointers, in their order; the families' follow.
+const SLOTS_OF_POINTERS: u8 = pointer::POINTERS_MAX as u8;
 
 /// What of the request's head decides how its body is read.
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,39 +177,4 @@ pub enum End {
     Whole,
     /// It goes on beyond what the filter reads.
     Cut,
-}
-
-/// Reads one body.
-pub struct Reader {
-    // Owned by the payload work: see the functions for the contract.
-}
-
-impl Reader {
-    /// A reader for the body that follows `head`.
-    #[must_use]
-    pub fn new(_head: &Head<'_>, _options: &ReadOptions) -> Self {
-        Self {}
-    }
-
-    /// The next bytes, in any cut.
-    pub fn feed(&mut self, _window: &[u8]) {}
-
-    /// The prompt.
-    #[must_use]
-    pub fn finish(self, _end: End) -> Prompt {
-        Prompt {
-            api: "raw",
-            coverage: crate::prefix::Coverage::Whole,
-            affinity: true,
-            seed: 0,
-            model: None,
-            checkpoints: Vec::new(),
-            bytes: 0,
-            messages: 0,
-            fixed: None,
-            cache_key: None,
-            stream: false,
-            engine_state: false,
-        }
-    }
 }

@@ -1,0 +1,15 @@
+//! Anthropic messages and its token count: `system` lies beside the messages.
+
+use super::Family;
+use super::walk::Node;
+
+pub(super) const FAMILY: Family = Family {
+    api: "anthropic_messages",
+    paths: &["messages", "messages/count_tokens"],
+    member: |key| match key {
+        b"system" => Some(Node::System),
+        b"messages" => Some(Node::Messages),
+        _ => None,
+    },
+    ..Family::DEFAULT
+};

@@ -1,0 +1,26 @@
+//! Members of a body that mean the same in every family.
+//!
+//! Not here: members that hold a prompt (the family files).
+
+use super::walk::{Node, Seed};
+
+/// Sampling fields, `user`, `metadata` and the like do not change what is rendered; grammars
+/// (`response_format`, `guided_*`) do not either.
+pub(super) fn member(key: &[u8]) -> Node {
+    match key {
+        b"model" => Node::Model,
+        b"stream" => Node::Stream,
+        b"tools" | b"functions" => Node::Tools,
+        b"cache_salt" => Node::Seed(Seed::Salt),
+        b"prompt_cache_key" => Node::Seed(Seed::CacheKey),
+        b"lora_path" | b"lora_adapter" | b"adapter_id" | b"lora_request" => {
+            Node::Seed(Seed::Adapter)
+        }
+        b"chat_template" => Node::Seed(Seed::Template),
+        b"documents" => Node::Seed(Seed::Documents),
+        b"previous_response_id" | b"conversation" => Node::EngineState,
+        // TGI's and Vertex's `parameters` hold `adapter_id`.
+        b"parameters" => Node::Body,
+        _ => Node::Skip,
+    }
+}

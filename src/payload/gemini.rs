@@ -1,0 +1,23 @@
+//! Gemini's generateContent and its kin: `contents` of `parts`, the model in the path.
+
+use super::Family;
+use super::walk::{Node, Seed};
+
+pub(super) const FAMILY: Family = Family {
+    api: "gemini",
+    paths: &[
+        "models/{model}:generateContent",
+        "models/{model}:streamGenerateContent",
+        "models/{model}:countTokens",
+        "endpoints/{model}:generateContent",
+        "endpoints/{model}:streamGenerateContent",
+    ],
+    member: |key| match key {
+        b"contents" => Some(Node::Messages),
+        b"systemInstruction" | b"system_instruction" => Some(Node::System),
+        b"cachedContent" | b"cached_content" => Some(Node::Seed(Seed::Context)),
+        b"generateContentRequest" => Some(Node::Body),
+        _ => None,
+    },
+    ..Family::DEFAULT
+};

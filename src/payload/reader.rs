@@ -1,0 +1,389 @@
+//! One body's reader: the tokenizer, the walker, and the raw bytes in case neither helps.
+//!
+//! Guarantee: [`Reading::finish`] always gives a prompt. What was not seen is never a seed.
+//! Not here: what members mean (the family files, walk.rs).
+
+use xxhash_rust::xxh64::xxh64;
+
+use super::pointer::Pointers;
+use super::walk::{SKIP_BYTES_MAX, SLOT_SYSTEM, Section, Seed, Walker};
+use super::{CacheKey, End, FAMILIES, Family, Head, ReadOptions, Tools, path, tools};
+use crate::json::{Progress, Tokenizer};
+use crate::prefix::{
+    Chain, Checkpoint, Coverage, Kinds, MODEL_BYTES_MAX, Part, Prompt, RawReason, Sink, merge, mix,
+};
+
+/// Reads one body into its prompt.
+pub type Reader = Reading<Chain>;
+
+/// Reads one body, part by part into a sink.
+pub struct Reading<S> {
+    tokenizer: Tokenizer,
+    walker: Walker<S>,
+    /// The body's bytes, as long as no prompt is found in them.
+    raw: Option<S>,
+    /// The body's first bytes, in `fixed` mode.
+    raw_fixed: Option<Chain>,
+    seed: u64,
+    tenant: Option<u64>,
+    path_model: Option<Vec<u8>>,
+    path_streams: bool,
+    cache_key: CacheKey,
+    tools: Tools,
+}
+
+impl<S: Sink> Reading<S> {
+    /// A reader for the body that follows `head`.
+    #[must_use]
+    pub fn new(head: &Head<'_>, options: &ReadOptions) -> Self {
+        let found = path::find(head.path);
+        let native = families(found.families).any(|family| family.native);
+        let prompts: &[String] = if native { &options.pointers } else { &[] };
+        let skip = options
+            .skip
+            .iter()
+            .filter(|skip| (1..=SKIP_BYTES_MAX).contains(&skip.len()))
+            .map(|skip| skip.clone().into_bytes())
+            .collect();
+        let mut raw = S::start(options.prefix_length);
+        raw.open(Part::Raw);
+        let raw_fixed = options.prefix_length.map(|length| {
+            let mut chain = Chain::start(Some(length));
+            chain.open(Part::Raw);
+            chain
+        });
+        Self {
+            tokenizer: Tokenizer::default(),
+            walker: Walker::new(
+                found.families,
+                Pointers::new(prompts, &options.template_inputs),
+                skip,
+                options.prefix_length,
+                options.image_tokens,
+            ),
+            raw: Some(raw),
+            raw_fixed,
+            seed: options.seed,
+            tenant: head.tenant.map(|tenant| xxh64(tenant, 0)),
+            path_model: found.model,
+            path_streams: path::streams(head.path),
+            cache_key: options.cache_key,
+            tools: options.tools,
+        }
+    }
+
+    /// The next bytes, in any cut.
+    pub fn feed(&mut self, window: &[u8]) {
+        self.tokenizer.feed(window, &mut self.walker);
+        if let Some(raw) = &mut self.raw_fixed {
+            raw.text(window);
+        }
+        if self.walker.claimed {
+            self.raw = None;
+        } else if let Some(raw) = &mut self.raw {
+            raw.text(window);
+        }
+    }
+
+    /// The prompt.
+    #[must_use]
+    pub fn finish(mut self, end: End) -> Prompt {
+        let progress = match end {
+            End::Whole => self.tokenizer.finish(&mut self.walker),
+            End::Cut => self.tokenizer.progress(),
+        };
+        self.walker.finish();
+        if !self.walker.claimed {
+            return self.raw_prompt(progress);
+        }
+        let coverage = match progress {
+            _ if end == End::Cut => Coverage::Truncated,
+            Progress::Done => Coverage::Whole,
+            Progress::Open => Coverage::Truncated,
+            Progress::Broken => Coverage::Malformed,
+        };
+        self.prompt(coverage)
+    }
+
+    fn raw_prompt(self, progress: Progress) -> Prompt {
+        let reason = match progress {
+            Progress::Broken => RawReason::NotJson,
+            _ => RawReason::UnknownShape,
+        };
+        let raw = self
+            .raw
+            .map_or_else(|| Chain::start(None), Sink::into_chain);
+        let mut checkpoints = raw.checkpoints();
+        key_ends(&mut checkpoints, 0);
+        Prompt {
+            api: "raw",
+            coverage: Coverage::Raw(reason),
+            affinity: raw.position() > 0,
+            seed: fold_seeds(self.seed, &[self.tenant]),
+            model: None,
+            checkpoints,
+            bytes: raw.position(),
+            messages: 0,
+            prompts: 1,
+            fixed: raw.fixed().map(|(hash, _)| hash),
+            cache_key: None,
+            stream: false,
+            engine_state: false,
+        }
+    }
+
+    fn prompt(mut self, coverage: Coverage) -> Prompt {
+        let sections = std::mem::take(&mut self.walker.sections);
+        let (system, conversation) = choose(sections);
+        let model = self
+            .path_model
+            .take()
+            .or(self.walker.model.take().map(|model| model.bytes));
+        let family = system
+            .as_ref()
+            .or(conversation.as_ref())
+            .and_then(|section| FAMILIES.get(section.family).copied())
+            .unwrap_or(&Family::DEFAULT);
+        let (prompts, rest_bytes) = conversation.as_ref().map_or((1, 0), |section| {
+            (section.prompts.max(1), section.rest_bytes)
+        });
+        let place = tools::place(self.tools, model.as_deref());
+        let rendered = Rendered {
+            tools: self.walker.tools.take(),
+            place,
+            system: system
+                .map(|section| (section.complete, section.sink.into_chain()))
+                .filter(|(_, chain)| !chain.is_empty()),
+            conversation: conversation.map(|section| section.sink.into_chain()),
+        };
+        let fixed = match &self.raw_fixed {
+            Some(raw) if family.native => raw.fixed().map(|(hash, _)| hash),
+            _ => rendered.fixed(),
+        };
+        let tools_bytes = rendered.tools.map_or(0, |(_, bytes)| bytes);
+        let text_bytes = rendered.text_bytes();
+        Prompt {
+            api: family.api,
+            coverage,
+            affinity: family.affinity && text_bytes > 0,
+            seed: self.seeds(model.as_deref(), &rendered),
+            model: model.map(|mut model| {
+                model.truncate(MODEL_BYTES_MAX);
+                String::from_utf8_lossy(&model).into_owned()
+            }),
+            checkpoints: rendered.checkpoints(),
+            bytes: text_bytes
+                .saturating_add(tools_bytes)
+                .saturating_add(rest_bytes),
+            messages: rendered.messages(),
+            prompts,
+            fixed,
+            cache_key: match self.cache_key {
+                CacheKey::Hint => self.walker.seed(Seed::CacheKey),
+                CacheKey::Seed | CacheKey::Ignore => None,
+            },
+            stream: self
+                .walker
+                .stream
+                .unwrap_or(family.stream || self.path_streams),
+            engine_state: self.walker.engine_state,
+        }
+    }
+
+    fn seeds(&self, model: Option<&[u8]>, rendered: &Rendered) -> u64 {
+        let mut seeds = vec![self.tenant, model.map(|model| xxh64(model, 0))];
+        let cache_key = Seed::CacheKey.slot();
+        for (slot, seed) in self.walker.seeds.iter().enumerate() {
+            let counts = slot != cache_key || self.cache_key == CacheKey::Seed;
+            seeds.push(seed.filter(|_| counts));
+        }
+        let tools = rendered
+            .tools
+            .filter(|_| rendered.place == Tools::BeforeSystem);
+        seeds.push(tools.map(|(hash, _)| hash));
+        fold_seeds(self.seed, &seeds)
+    }
+}
+
+/// What is absent leaves no trace, what is empty does; each has its place.
+fn fold_seeds(seed: u64, seeds: &[Option<u64>]) -> u64 {
+    let mut folded = seed;
+    for (place, seed) in (1..).zip(seeds) {
+        if let Some(seed) = seed {
+            folded = mix(folded, mix(place, *seed));
+        }
+    }
+    folded
+}
+
+fn families(set: u32) -> impl Iterator<Item = &'static Family> {
+    let chosen = move |index: &usize| set >> index & 1 == 1;
+    FAMILIES
+        .iter()
+        .enumerate()
+        .filter(move |(index, _)| chosen(index))
+        .map(|(_, family)| *family)
+}
+
+/// The system section and the preferred one of the others that is not empty.
+fn choose<S: Sink>(sections: Vec<Section<S>>) -> (Option<Section<S>>, Option<Section<S>>) {
+    let mut system = None;
+    let mut conversation: Option<Section<S>> = None;
+    for section in sections {
+        if section.slot == SLOT_SYSTEM {
+            system = Some(section);
+            continue;
+        }
+        let better = conversation.as_ref().is_none_or(|best| {
+            let empty = (section.sink.chain().is_empty(), section.slot);
+            empty < (best.sink.chain().is_empty(), best.slot)
+        });
+        if better {
+            conversation = Some(section);
+        }
+    }
+    (system, conversation)
+}
+
+/// The sections of a prompt in the order in which a template renders them.
+struct Rendered {
+    tools: Option<(u64, u64)>,
+    place: Tools,
+    /// Whether it is complete, and its chain.
+    system: Option<(bool, Chain)>,
+    conversation: Option<Chain>,
+}
+
+impl Rendered {
+    /// Bytes of text without the tools.
+    fn text_bytes(&self) -> u64 {
+        let system = self
+            .system
+            .as_ref()
+            .map_or(0, |(_, chain)| chain.position());
+        let conversation = self.conversation.as_ref().map_or(0, Chain::position);
+        system.saturating_add(conversation)
+    }
+
+    fn messages(&self) -> u32 {
+        let system = self
+            .system
+            .as_ref()
+            .map_or(0, |(_, chain)| chain.messages());
+        let conversation = self.conversation.as_ref().map_or(0, Chain::messages);
+        system.saturating_add(conversation)
+    }
+
+    /// The system prompt in front; if it is shorter than the prefix, the conversation follows.
+    fn fixed(&self) -> Option<u64> {
+        let system = self.system.as_ref().and_then(|(_, chain)| chain.fixed());
+        let conversation = self.conversation.as_ref().and_then(Chain::fixed);
+        match (system, conversation) {
+            (Some((system, 0)), _) => Some(system),
+            (Some((system, _)), Some((conversation, _))) => Some(mix(system, conversation)),
+            (Some((hash, _)), None) | (None, Some((hash, _))) => Some(hash),
+            (None, None) => None,
+        }
+    }
+
+    /// All checkpoints, each with everything that is rendered before it.
+    fn checkpoints(&self) -> Vec<Checkpoint> {
+        let mut all = Vec::new();
+        let (mut base, mut before) = (0, None);
+        let tools = self.tools.filter(|_| self.place != Tools::BeforeLastUser);
+        if let (Some((_, bytes)), Tools::BeforeSystem) = (tools, self.place) {
+            base = bytes;
+        }
+        let mut behind = tools.filter(|_| self.place == Tools::AfterSystem);
+        let system = self.system.as_ref().filter(|(complete, _)| {
+            *complete || self.conversation.as_ref().is_none_or(Chain::is_empty)
+        });
+        if let Some((_, system)) = system {
+            all.extend(system.checkpoints().into_iter().map(|mut checkpoint| {
+                checkpoint.position += base;
+                checkpoint
+            }));
+            base += system.position();
+            before = Some(system.hash());
+        }
+        let Some(conversation) = self.conversation.as_ref().filter(|chain| !chain.is_empty())
+        else {
+            if all.is_empty() {
+                all = Chain::new(None).checkpoints();
+            }
+            key_ends(&mut all, self.messages());
+            return all;
+        };
+        if let (Some((hash, bytes)), true) = (behind, before.is_some()) {
+            base += bytes;
+            before = before.map(|before| mix(before, hash));
+            behind = None;
+        }
+        // Tools behind a system message that lies in the conversation, or that is not there.
+        let behind_from = conversation.system_end();
+        let all_behind = behind_from.is_none();
+        for mut checkpoint in conversation.checkpoints() {
+            if let Some(before) = before {
+                checkpoint.hash = mix(before, checkpoint.hash);
+            }
+            if let Some((hash, bytes)) = behind
+                && (all_behind || behind_from.is_some_and(|end| checkpoint.position > end))
+            {
+                checkpoint.hash = mix(checkpoint.hash, hash);
+                checkpoint.position += bytes;
+            }
+            checkpoint.position += base;
+            all.push(checkpoint);
+        }
+        one_prompt(&mut all, before.is_some());
+        key_ends(&mut all, self.messages());
+        all
+    }
+}
+
+/// Joins the system section's checkpoints and the conversation's: one first message, one end.
+fn one_prompt(all: &mut Vec<Checkpoint>, has_system: bool) {
+    let Some(last) = all.len().checked_sub(1) else {
+        return;
+    };
+    let mut system = has_system;
+    for (at, checkpoint) in all.iter_mut().enumerate() {
+        let kinds = checkpoint.kinds;
+        if system {
+            // The system prompt is the first message, whatever the conversation's is, then, the
+            // second.
+            if kinds.has(Kinds::END) {
+                system = false;
+            }
+            checkpoint.kinds = kinds.without(Kinds::END);
+            continue;
+        }
+        if has_system {
+            checkpoint.kinds = match kinds.has(Kinds::FIRST_MESSAGE) {
+                true => kinds
+                    .without(Kinds::FIRST_MESSAGE)
+                    .with(Kinds::SECOND_MESSAGE),
+                false => kinds.without(Kinds::SECOND_MESSAGE),
+            };
+        }
+        debug_assert!(
+            at == last || !kinds.has(Kinds::END),
+            "only the last one ends the prompt"
+        );
+    }
+    merge(all);
+}
+
+/// The ends that the key may stop at, and those that the index keeps.
+fn key_ends(all: &mut [Checkpoint], messages: u32) {
+    for checkpoint in all {
+        let kinds = &mut checkpoint.kinds;
+        let early = kinds.has(Kinds::FIRST_MESSAGE.with(Kinds::SECOND_MESSAGE));
+        if kinds.has(Kinds::END) || (early && messages > 1) {
+            *kinds = kinds.with(Kinds::KEY);
+        }
+        if kinds.has(Kinds::FIRST_MESSAGE.with(Kinds::END)) {
+            *kinds = kinds.with(Kinds::INDEX);
+        }
+    }
+}
