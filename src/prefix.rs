@@ -80,6 +80,19 @@ pub enum Coverage {
     Raw(RawReason),
 }
 
+impl Coverage {
+    /// The metric label of a body that was not read whole.
+    #[must_use]
+    pub fn label(self) -> Option<&'static str> {
+        match self {
+            Self::Whole => None,
+            Self::Truncated => Some("truncated"),
+            Self::Malformed => Some("malformed"),
+            Self::Raw(reason) => Some(reason.label()),
+        }
+    }
+}
+
 /// Why a body's raw bytes were used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RawReason {

@@ -13,7 +13,7 @@ use crate::load::{self, Changes, Ledger, NO_CHANGES, Seat};
 use crate::names;
 use crate::pool::{self, KeyRule, Outdated, Placed, Rules, View};
 use crate::popularity::Heat;
-use crate::prefix::{Coverage, Prompt};
+use crate::prefix::Prompt;
 use crate::request::Request;
 use crate::route::{Abstain, Candidate, Placement};
 use crate::watchdog::Watchdog;
@@ -76,10 +76,8 @@ impl Worker {
         let took_us = host::now_us().saturating_sub(started_us);
         self.metrics.decided(placed.placement.decision, took_us);
         self.metrics.payload(prompt.api);
-        match prompt.coverage {
-            Coverage::Whole => {}
-            Coverage::Truncated => self.metrics.unread("truncated"),
-            Coverage::Raw(reason) => self.metrics.unread(reason.label()),
+        if let Some(reason) = prompt.coverage.label() {
+            self.metrics.unread(reason);
         }
         placed
     }

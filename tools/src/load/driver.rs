@@ -469,9 +469,15 @@ mod tests {
         let mut seen = Seen::default();
         // A chat a second for 80 s of engine time; a turn follows every 20 s, so that a chat has
         // two later turns in the mean before the end.
-        let fast = Phase { speed: 40.0, ..phase(Until::Elapsed(Duration::from_secs(80))) };
+        let fast = Phase {
+            speed: 40.0,
+            ..phase(Until::Elapsed(Duration::from_secs(80)))
+        };
         driver.play(fast, &mut seen).await;
         let count = seen.records.len();
-        assert!(count > 140, "{count} requests: 80 chats alone would be no turns");
+        assert!(
+            count > 140,
+            "{count} requests: 80 chats alone would be no turns"
+        );
     }
 }
