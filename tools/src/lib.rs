@@ -13,6 +13,7 @@
 pub mod engine;
 pub mod harness;
 pub mod load;
+pub mod report;
 pub mod setup;
 pub mod testkit;
 pub mod workload;

@@ -1,0 +1,216 @@
+//! The report's plots, as SVG that a page can colour.
+//!
+//! Guarantee: every plot has the same size and the page's colours: what is drawn carries one of
+//! the stand-in colours below, which the page's style maps to its light or dark ones. Not here:
+//! the page.
+
+use anyhow::anyhow;
+use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
+use plotters::prelude::*;
+
+use super::{Report, Run};
+
+/// Width and height, in pixels: one column of a phone's screen; a wide screen shows several.
+pub const SIZE: (u32, u32) = (460, 320);
+
+/// Stand-in for text.
+pub const INK: RGBColor = RGBColor(1, 0, 0);
+/// Stand-in for axes and grid lines.
+pub const GRID: RGBColor = RGBColor(2, 0, 0);
+/// Stand-ins for the runs, in their order.
+pub const RUNS: [RGBColor; 3] = [RGBColor(3, 0, 0), RGBColor(4, 0, 0), RGBColor(5, 0, 0)];
+
+/// Points of a distribution's curve at most: more are not seen at this size.
+const POINTS_MAX: usize = 300;
+
+fn colour(index: usize) -> RGBColor {
+    RUNS.get(index % RUNS.len()).copied().unwrap_or(INK)
+}
+
+type Drawn = anyhow::Result<String>;
+
+/// The share of requests whose first token came within a time.
+///
+/// # Errors
+/// If drawing fails.
+pub fn ttft(report: &Report) -> Drawn {
+    let all = || report.runs.iter().flat_map(|run| &run.ttft_ms).copied();
+    let least = all().fold(f64::INFINITY, f64::min).clamp(1.0, 1e6);
+    let most = all().fold(least * 10.0, f64::max);
+    let x = (least * 0.8..most * 1.1).log_scale();
+    draw(
+        report,
+        x,
+        0.0..100.0,
+        ["ms to the first token", "% of requests"],
+        |chart, index, run| {
+            let count = run.ttft_ms.len();
+            let step = count.div_ceil(POINTS_MAX).max(1);
+            let points = (0..count).step_by(step).chain(count.checked_sub(1));
+            let points = points.filter_map(|at| {
+                Some((
+                    *run.ttft_ms.get(at)?,
+                    (at + 1) as f64 * 100.0 / count as f64,
+                ))
+            });
+            chart
+                .draw_series(LineSeries::new(points, colour(index).stroke_width(2)))
+                .map_err(failed)?;
+            Ok(())
+        },
+    )
+}
+
+/// The hit rate over the measured time.
+///
+/// # Errors
+/// If drawing fails.
+pub fn hits(report: &Report) -> Drawn {
+    let times = report
+        .runs
+        .iter()
+        .flat_map(|run| &run.hits)
+        .map(|(at, _)| *at);
+    let end = times.fold(1.0, f64::max);
+    draw(
+        report,
+        0.0..end,
+        0.0..100.0,
+        ["s of measuring", "% hits"],
+        |chart, index, run| {
+            let points = run.hits.iter().map(|(at, rate)| (*at, rate * 100.0));
+            chart
+                .draw_series(LineSeries::new(points, colour(index).stroke_width(2)))
+                .map_err(failed)?;
+            Ok(())
+        },
+    )
+}
+
+/// Each host's share of the requests, in percent of the mean share.
+///
+/// # Errors
+/// If drawing fails.
+pub fn shares(report: &Report) -> Drawn {
+    let hosts = report
+        .runs
+        .iter()
+        .map(|run| run.shares.len())
+        .max()
+        .unwrap_or(0)
+        .max(1);
+    let runs = report.runs.len().max(1) as f64;
+    let most = report
+        .runs
+        .iter()
+        .map(Run::max_over_mean)
+        .fold(1.0, f64::max);
+    let top = (most * 110.0).max(140.0);
+    let x = 0.5..hosts as f64 + 0.5;
+    draw(
+        report,
+        x,
+        0.0..top,
+        ["host", "% of the mean share"],
+        |chart, index, run| {
+            let total = run
+                .shares
+                .iter()
+                .map(|(_, count)| count)
+                .sum::<u64>()
+                .max(1) as f64;
+            let bars = run.shares.iter().enumerate().map(|(host, (_, count))| {
+                let height = *count as f64 * run.shares.len() as f64 * 100.0 / total;
+                let left = host as f64 + 0.6 + 0.8 * index as f64 / runs;
+                let right = left + 0.72 / runs;
+                Rectangle::new([(left, 0.0), (right, height)], colour(index).filled())
+            });
+            chart.draw_series(bars).map_err(failed)?;
+            Ok(())
+        },
+    )
+}
+
+type Chart<'a, 'b, X> =
+    ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, plotters::coord::types::RangedCoordf64>>;
+
+fn draw<X>(
+    report: &Report,
+    x: X,
+    y: std::ops::Range<f64>,
+    names: [&str; 2],
+    series: impl for<'a, 'b> Fn(&mut Chart<'a, 'b, X::CoordDescType>, usize, &Run) -> anyhow::Result<()>,
+) -> Drawn
+where
+    X: AsRangedCoord<Value = f64>,
+    X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        let text = |size: u32| ("sans-serif", size).into_font().color(&INK);
+        let mut chart = ChartBuilder::on(&area)
+            .margin(8)
+            .margin_right(16)
+            .x_label_area_size(38)
+            .y_label_area_size(46)
+            .build_cartesian_2d(x, y)
+            .map_err(failed)?;
+        let whole = |value: &f64| format!("{value:.0}");
+        let [x_name, y_name] = names;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .light_line_style(TRANSPARENT)
+            .bold_line_style(GRID)
+            .axis_style(GRID)
+            .label_style(text(13))
+            .axis_desc_style(text(13))
+            .x_label_formatter(&whole)
+            .y_label_formatter(&whole)
+            .y_labels(6)
+            .x_labels(8)
+            .x_desc(x_name)
+            .y_desc(y_name)
+            .draw()
+            .map_err(failed)?;
+        for (index, run) in report.runs.iter().enumerate() {
+            series(&mut chart, index, run)?;
+        }
+        area.present().map_err(failed)?;
+    }
+    Ok(svg)
+}
+
+fn failed(error: impl std::fmt::Display) -> anyhow::Error {
+    anyhow!("cannot draw a plot: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::report;
+
+    #[test]
+    fn every_plot_shows_every_run_in_stand_in_colours_only() {
+        for plot in [ttft, hits, shares] {
+            let svg = plot(&report()).unwrap();
+            for colour in ["#030000", "#040000", "#050000"] {
+                assert!(svg.contains(colour), "{colour} is not in {svg}");
+            }
+            for hex in svg.split('#').skip(1).map(|rest| &rest[..6]) {
+                assert!(
+                    ["010000", "020000", "030000", "040000", "050000", "000000"].contains(&hex),
+                    "#{hex}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_measured_is_drawn_as_nothing() {
+        for plot in [ttft, hits, shares] {
+            plot(&Report::default()).unwrap();
+        }
+    }
+}
