@@ -179,6 +179,24 @@ fn a_truncated_body_gives_what_it_holds_and_says_so() {
 }
 
 #[test]
+fn input_ends_at_its_limit_and_gives_what_it_holds() {
+    let limits = Limits {
+        input_bytes_max: 32 * 1024 - 1,
+        ..Limits::default()
+    };
+    for &(name, header, body) in ENCODED {
+        for cut in [1, 4096, usize::MAX] {
+            let (decoded, end) = decode(encoding(header, body), limits, body, cut);
+            assert_eq!(end, Err(DecodeError::InputTooLarge), "{name}");
+            assert!(PLAIN.starts_with(&decoded), "{name}");
+            // Half a zstd block gives nothing; the smaller blocks before it do.
+            let kept_min = if header == "zstd" { 0 } else { 100_000 };
+            assert!(decoded.len() >= kept_min, "{name}: {}", decoded.len());
+        }
+    }
+}
+
+#[test]
 fn every_cut_point_is_truncation_never_corruption() {
     for &(name, header, body) in ENCODED {
         let coding = encoding(header, body);

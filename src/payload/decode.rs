@@ -104,6 +104,9 @@ fn is_zlib(bytes: &[u8]) -> bool {
 /// What a decoder may cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
+    /// Bytes of input. It bounds the time: bodies made of nothing but code tables take 0.2 µs a
+    /// byte, and there is no other bound on their number.
+    pub input_bytes_max: u64,
     /// Bytes of output.
     pub output_bytes_max: u64,
     /// Output per byte of input, once [`Self::ratio_free_bytes`] have come out.
@@ -117,13 +120,14 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Output: four bodies of the largest size that is read (8 MiB), far more than a prompt of a
-    /// million tokens has. Ratio: chats compress 3–10 times; 1 MiB of output costs about a
-    /// millisecond, so a bomb ends there. Window: what RFC 9659 allows zstd in HTTP; every
-    /// encoder's default level stays at 4 MiB or below.
+    /// Output: as much as is read of a body that is not encoded. Input: chats shrink to a third or
+    /// less, so 1 MiB of it is more than 700,000 tokens. Ratio: chats reach 10, and a bomb's first
+    /// 1 MiB costs a millisecond. Window: what RFC 9659 lets zstd have in HTTP; the levels that
+    /// encoders choose by themselves stay at 4 MiB.
     fn default() -> Self {
         Self {
-            output_bytes_max: 32 << 20,
+            input_bytes_max: 1 << 20,
+            output_bytes_max: 8 << 20,
             ratio_max: 100,
             ratio_free_bytes: 1 << 20,
             window_bytes_max: 8 << 20,
@@ -138,8 +142,10 @@ pub enum DecodeError {
     Unsupported,
     /// Not what the format allows.
     Corrupt,
-    /// The input ended before the stream did; what there was has been decoded.
+    /// The input ended before the stream did.
     Truncated,
+    /// More input than [`Limits::input_bytes_max`].
+    InputTooLarge,
     /// More output than [`Limits::output_bytes_max`].
     OutputTooLarge,
     /// More output per input than [`Limits::ratio_max`].
@@ -156,9 +162,19 @@ impl DecodeError {
             Self::Unsupported => "unsupported",
             Self::Corrupt => "corrupt",
             Self::Truncated => "truncated",
+            Self::InputTooLarge => "input_too_large",
             Self::OutputTooLarge => "output_too_large",
             Self::RatioTooHigh => "ratio_too_high",
             Self::WindowTooLarge => "window_too_large",
+        }
+    }
+
+    /// Whether what came out is the beginning of an honest body, as if it had been cut there.
+    #[must_use]
+    pub fn is_cut(self) -> bool {
+        match self {
+            Self::Truncated | Self::InputTooLarge | Self::OutputTooLarge => true,
+            Self::Unsupported | Self::Corrupt | Self::RatioTooHigh | Self::WindowTooLarge => false,
         }
     }
 }
@@ -218,20 +234,25 @@ impl Decoder {
     /// Decodes what is left: there is no more input.
     ///
     /// # Errors
-    /// Every [`DecodeError`]; before [`DecodeError::Truncated`] all that can be decoded comes out.
+    /// Every [`DecodeError`]; before one that [is a cut](DecodeError::is_cut), all that can be
+    /// decoded comes out.
     pub fn finish(mut self, out: &mut impl FnMut(&[u8])) -> Result<(), DecodeError> {
         self.step(true, out)
     }
 
     /// Decodes the held piece.
     fn step(&mut self, last: bool, out: Out<'_>) -> Result<(), DecodeError> {
-        let result = match self.failed {
-            Some(error) => Err(error),
-            None => Ok(()),
-        };
+        if let Some(error) = self.failed {
+            self.piece.clear();
+            return Err(error);
+        }
         self.budget.input += self.piece.len() as u64;
+        let over = self.budget.input > self.budget.limits.input_bytes_max;
         let (piece, budget) = (self.piece.as_slice(), &mut self.budget);
-        let result = result.and_then(|()| self.format.push(piece, last, budget, out));
+        let mut result = self.format.push(piece, last || over, budget, out);
+        if over && matches!(result, Ok(()) | Err(DecodeError::Truncated)) {
+            result = Err(DecodeError::InputTooLarge);
+        }
         self.piece.clear();
         self.failed = result.err();
         result
