@@ -19,6 +19,7 @@ pub mod config;
 mod filter;
 pub mod fleet;
 pub mod hosts;
+pub mod index;
 pub mod json;
 pub mod lease;
 pub mod load;
