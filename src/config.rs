@@ -80,10 +80,10 @@ pub enum Routing {
 pub struct Request {
     /// Bytes of a body that are held and read at most.
     pub body_bytes_max: u32,
-    /// A request whose body does not begin within this time is released unrouted.
+    /// Until a first body has ever come: how long a request waits for its own.
     pub body_wait_ms: u32,
-    /// A request whose body has not ended within this time is placed by what was read.
-    pub upload_ms: u32,
+    /// How long a body may stand still before its request is released unrouted.
+    pub body_idle_ms: u32,
     /// The header that separates tenants, in lower case.
     pub tenant_header: Option<String>,
 }
@@ -319,7 +319,7 @@ fn parse_request(group: &Group<'_>) -> Result<Request, ConfigError> {
     Ok(Request {
         body_bytes_max: group.integer(&opt::BODY_BYTES_MAX)?.unwrap_or_default(),
         body_wait_ms: group.integer(&opt::BODY_WAIT_MS)?.unwrap_or_default(),
-        upload_ms: group.integer(&opt::UPLOAD_MS)?.unwrap_or_default(),
+        body_idle_ms: group.integer(&opt::BODY_IDLE_MS)?.unwrap_or_default(),
         tenant_header,
     })
 }

@@ -1,9 +1,13 @@
-//! Hosts: addresses, lists, and the table that all workers share.
+//! What is known of hosts: their addresses, and what a source says of their health.
 //!
-//! Guarantee: a slot belongs to one host as long as requests run on it. Not here: which host a
+//! Guarantee: an address has one form, and the same answers give the same states on every gateway,
+//! in whatever order hosts are listed. Not here: which slot a host has (fleet.rs), which host a
 //! request goes to (placement.rs, route.rs), how many run (load.rs).
 
-use serde_json::Value;
+mod clusters;
+
+pub use clusters::{HostsError, clusters_path, parse_clusters};
+
 use std::net::SocketAddr;
 
 /// Hosts an Envoy can have in all pools together, those that are leaving included.
@@ -90,74 +94,4 @@ impl HostReport {
             active: None,
         }
     }
-}
-
-/// The admin's answer is not a list of clusters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostsError;
-
-impl std::fmt::Display for HostsError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the admin's answer is not a list of clusters")
-    }
-}
-
-/// The hosts of a cluster in Envoy's `/clusters?format=json`.
-///
-/// # Errors
-/// If `bytes` is not JSON.
-pub fn parse_clusters(bytes: &[u8], cluster: &str) -> Result<Vec<HostReport>, HostsError> {
-    let root: Value = serde_json::from_slice(bytes).map_err(|_| HostsError)?;
-    let clusters = list(&root, "cluster_statuses");
-    let ours = clusters
-        .iter()
-        .filter(|entry| entry.get("name").is_some_and(|n| n == cluster));
-    let hosts = ours.flat_map(|entry| list(entry, "host_statuses"));
-    Ok(hosts.filter_map(parse_host).collect())
-}
-
-fn parse_host(host: &Value) -> Option<HostReport> {
-    let socket = host.pointer("/address/socket_address")?;
-    let ip = socket.get("address")?.as_str()?;
-    let port = socket.get("port_value")?.as_u64()?;
-    let bracketed = if ip.contains(':') {
-        format!("[{ip}]:{port}")
-    } else {
-        format!("{ip}:{port}")
-    };
-    let health = host.get("health_status")?;
-    let flag = |name: &str| health.get(name).is_some_and(|flag| *flag == true);
-    let failed = [
-        "failed_active_health_check",
-        "failed_outlier_check",
-        "pending_dynamic_removal",
-    ];
-    let state = if failed.into_iter().any(flag) {
-        State::Failed
-    } else {
-        State::Usable
-    };
-    let active = list(host, "stats")
-        .iter()
-        .find(|stat| stat.get("name").is_some_and(|name| name == "rq_active"))
-        .map(|stat| {
-            stat.get("value")
-                .and_then(Value::as_str)
-                .unwrap_or("0")
-                .parse()
-                .unwrap_or(0)
-        });
-    Some(HostReport {
-        address: canonical(&bracketed)?,
-        state,
-        weight: 1,
-        active,
-    })
-}
-
-fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
-    value
-        .get(field)
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
 }

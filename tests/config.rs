@@ -111,8 +111,8 @@ fn the_smallest_config_has_every_default() {
         read: ReadOptions::default(),
         request: Request {
             body_bytes_max: 8 << 20,
-            body_wait_ms: 800,
-            upload_ms: 60_000,
+            body_wait_ms: 500,
+            body_idle_ms: 30_000,
             tenant_header: Some("x-amzn-sagemaker-prefix-aware-id".into()),
         },
         debug_headers: DebugHeaders::Off,
@@ -133,7 +133,7 @@ fn every_option_is_taken_over() {
             }],
             "seed": 18446744073709551615,
             "request": {
-                "body_bytes_max": 65536, "body_wait_ms": 100, "upload_ms": 1000,
+                "body_bytes_max": 65536, "body_wait_ms": 100, "body_idle_ms": 1000,
                 "tenant_header": "X-Tenant", "pointers": ["/q"], "template_inputs": [],
                 "skip": ["now:"], "image_tokens": 256, "tools": "before_last_user",
                 "prompt_cache_key": "ignore"
@@ -165,7 +165,7 @@ fn every_option_is_taken_over() {
         request: Request {
             body_bytes_max: 65_536,
             body_wait_ms: 100,
-            upload_ms: 1000,
+            body_idle_ms: 1000,
             tenant_header: Some("x-tenant".into()),
         },
         debug_headers: DebugHeaders::OnRequest,

@@ -229,12 +229,13 @@ options! {
         "How much of a body is held and read. A longer one is placed by what was read. Envoy's \
          `request_body_buffer_limit` must exceed it by 1 MiB.";
     BODY_WAIT_MS: "/request/body_wait_ms",
-        Kind::Integer { min: 100, max: 60_000, unit: "milliseconds" }, Absent::Integer(800),
-        "A request whose body does not begin to arrive in this time is released unrouted.";
-    UPLOAD_MS: "/request/upload_ms",
+        Kind::Integer { min: 100, max: 60_000, unit: "milliseconds" }, Absent::Integer(500),
+        "Until a first body has ever come: a request whose body does not begin in this time is \
+         released unrouted, for Envoy may be holding it back.";
+    BODY_IDLE_MS: "/request/body_idle_ms",
         Kind::Integer { min: 1000, max: 3_600_000, unit: "milliseconds" },
-        Absent::Integer(60_000),
-        "A request whose body has not ended in this time is placed by what was read.";
+        Absent::Integer(30_000),
+        "A request whose body stands still for this long is released unrouted.";
     TENANT_HEADER: "/request/tenant_header", Kind::TextOrNull(Form::Header),
         Absent::Text("x-amzn-sagemaker-prefix-aware-id"),
         "Requests with different values of this header share no key. Let your authentication \

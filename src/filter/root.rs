@@ -67,7 +67,7 @@ impl Root {
     fn release_overdue(&self, worker: &Worker, now_ms: u64) {
         let bounds = watchdog::Bounds {
             first_body_ms: u64::from(worker.config.request.body_wait_ms),
-            body_idle_ms: u64::from(worker.config.request.upload_ms),
+            body_idle_ms: u64::from(worker.config.request.body_idle_ms),
         };
         let overdue = worker.watchdog.borrow_mut().overdue(now_ms, bounds);
         for request in overdue {
@@ -100,7 +100,7 @@ impl Root {
                 self.apply(worker, &reports_of(addresses), false);
             }
             HostSource::Admin { cluster, .. } => {
-                let path = format!("/clusters?format=json&filter=^{}$", pool.cluster);
+                let path = hosts::clusters_path(&pool.cluster);
                 self.poll_pending.set(true);
                 if host::call(cluster, &path, POLL_TIMEOUT_MS).is_err() {
                     self.poll_pending.set(false);

@@ -1,0 +1,196 @@
+//! Proves what is made of Envoy's answers about its hosts, and of addresses.
+
+#![allow(clippy::unwrap_used)]
+
+use prefix_router::hosts::{
+    HostReport, HostsError, State, canonical, clusters_path, parse_clusters,
+};
+
+/// The answer of an Envoy 1.40.0 with hosts in every state that a file can put them in.
+const ANSWER: &str = include_str!("hosts/clusters.json");
+
+fn report(address: &str, state: State) -> HostReport {
+    HostReport {
+        address: address.into(),
+        state,
+        weight: 1,
+        active: Some(0),
+    }
+}
+
+#[test]
+fn reads_every_host_of_the_cluster_and_of_no_other() {
+    let heavy = HostReport {
+        weight: 3,
+        ..report("10.0.0.1:8000", State::Usable)
+    };
+    let expected = vec![
+        heavy,
+        report("10.0.0.2:8000", State::Draining),
+        report("10.0.0.3:8000", State::Failed),
+        report("10.0.0.4:8000", State::Degraded),
+        report("10.0.0.5:8000", State::Failed),
+        report("10.1.0.1:8000", State::Standby),
+        report("[fd00::1]:8000", State::Usable),
+    ];
+    assert_eq!(parse_clusters(ANSWER.as_bytes(), "engines"), Ok(expected));
+    let mesh = parse_clusters(ANSWER.as_bytes(), "outbound|8000||engines.default");
+    assert_eq!(mesh, Ok(vec![report("127.0.0.1:1", State::Usable)]));
+    let checked = parse_clusters(ANSWER.as_bytes(), "checked");
+    assert_eq!(checked, Ok(vec![report("127.0.0.1:2", State::Failed)]));
+}
+
+#[test]
+fn a_cluster_without_addresses_has_no_hosts_and_an_unknown_one_is_an_error() {
+    assert_eq!(parse_clusters(ANSWER.as_bytes(), "empty"), Ok(vec![]));
+    assert_eq!(parse_clusters(ANSWER.as_bytes(), "pipes"), Ok(vec![]));
+    let unknown = parse_clusters(ANSWER.as_bytes(), "engine");
+    assert_eq!(unknown, Err(HostsError::NoCluster));
+    assert_eq!(parse_clusters(b"{}", "engines"), Err(HostsError::NoCluster));
+}
+
+#[test]
+fn an_answer_that_is_cut_off_at_any_byte_is_an_error_or_no_cluster() {
+    for end in 0..ANSWER.trim_end().len() {
+        let cut = &ANSWER.as_bytes()[..end];
+        assert!(parse_clusters(cut, "engines").is_err(), "cut at {end}");
+    }
+}
+
+/// The state of a host with this `health_status`.
+#[track_caller]
+fn check_health(health_status: &str, expected: State) {
+    let text = format!(
+        r#"{{"cluster_statuses": [{{"name": "c", "host_statuses": [{{
+            "address": {{"socket_address": {{"address": "10.0.0.1", "port_value": 1}}}},
+            "health_status": {{{health_status}}}
+        }}]}}]}}"#
+    );
+    let found = parse_clusters(text.as_bytes(), "c").unwrap();
+    assert_eq!(
+        found,
+        vec![report("10.0.0.1:1", expected)],
+        "{health_status}"
+    );
+}
+
+#[test]
+fn every_flag_of_envoy_counts() {
+    check_health("", State::Usable);
+    check_health(r#""eds_health_status": "HEALTHY""#, State::Usable);
+    check_health(r#""eds_health_status": "UNKNOWN""#, State::Usable);
+    check_health(r#""eds_health_status": "DEGRADED""#, State::Degraded);
+    check_health(r#""failed_active_degraded_check": true"#, State::Degraded);
+    check_health(r#""eds_health_status": "DRAINING""#, State::Draining);
+    check_health(r#""pending_dynamic_removal": true"#, State::Draining);
+    check_health(r#""eds_health_status": "UNHEALTHY""#, State::Failed);
+    check_health(r#""eds_health_status": "TIMEOUT""#, State::Failed);
+    for flag in [
+        "failed_active_health_check",
+        "failed_outlier_check",
+        "pending_active_hc",
+        "excluded_via_immediate_hc_fail",
+        "active_hc_timeout",
+    ] {
+        check_health(&format!(r#""{flag}": true"#), State::Failed);
+        check_health(
+            &format!(r#""eds_health_status": "DEGRADED", "{flag}": true"#),
+            State::Failed,
+        );
+    }
+}
+
+#[test]
+fn an_address_that_is_listed_twice_is_one_host_and_the_usable_one_wins() {
+    let host = |active: u32, health: &str| {
+        format!(
+            r#"{{"address": {{"socket_address": {{"address": "10.0.0.1", "port_value": 1}}}},
+                "stats": [{{"name": "cx_active", "value": "9"}},
+                          {{"type": "GAUGE", "name": "rq_active", "value": "{active}"}}],
+                "health_status": {{{health}}}}}"#
+        )
+    };
+    let (old, new) = (host(3, r#""pending_dynamic_removal": true"#), host(2, ""));
+    for hosts in [format!("{old}, {new}"), format!("{new}, {old}")] {
+        let text =
+            format!(r#"{{"cluster_statuses": [{{"name": "c", "host_statuses": [{hosts}]}}]}}"#);
+        let expected = HostReport {
+            active: Some(5),
+            ..report("10.0.0.1:1", State::Usable)
+        };
+        assert_eq!(parse_clusters(text.as_bytes(), "c"), Ok(vec![expected]));
+    }
+}
+
+#[test]
+fn a_cluster_name_is_asked_for_as_it_is() {
+    assert_eq!(
+        clusters_path("my_engines-2"),
+        "/clusters?format=json&filter=%5Emy_engines-2%24"
+    );
+    assert_eq!(
+        clusters_path("outbound|80||a.b"),
+        "/clusters?format=json&filter=%5Eoutbound%5C%7C80%5C%7C%5C%7Ca%5C%2Eb%24"
+    );
+}
+
+#[test]
+fn addresses_have_one_form() {
+    let check = |given, expected: Option<&str>| {
+        assert_eq!(canonical(given).as_deref(), expected, "{given}");
+    };
+    check("10.0.0.1:8000", Some("10.0.0.1:8000"));
+    check("[FD00:0:0::1]:8000", Some("[fd00::1]:8000"));
+    check("[0:0:0:0:0:0:0:1]:1", Some("[::1]:1"));
+    for refused in [
+        "",
+        "10.0.0.1",
+        "10.0.0.1:0",
+        "10.0.0.1:65536",
+        "::1:80",
+        "a:80",
+        "010.0.0.1:80",
+    ] {
+        check(refused, None);
+    }
+}
+
+#[test]
+fn only_the_best_priority_with_a_usable_host_counts() {
+    // health of priorities 0, 1, 2 | their states
+    let (usable, degraded, draining, failed) = ("HEALTHY", "DEGRADED", "DRAINING", "UNHEALTHY");
+    let standby = State::Standby;
+    let rows = [
+        ([usable, usable, usable], [State::Usable, standby, standby]),
+        (
+            [degraded, usable, usable],
+            [State::Degraded, standby, standby],
+        ),
+        (
+            [failed, usable, usable],
+            [State::Failed, State::Usable, standby],
+        ),
+        (
+            [failed, draining, usable],
+            [State::Failed, State::Draining, State::Usable],
+        ),
+        ([failed, failed, failed], [State::Failed; 3]),
+    ];
+    for (health, expected) in rows {
+        let host = |(priority, health): (usize, &str)| {
+            format!(
+                r#"{{"address": {{"socket_address": {{"address": "10.0.0.{priority}",
+                     "port_value": 1}}}}, "priority": {priority},
+                     "health_status": {{"eds_health_status": "{health}"}}}}"#
+            )
+        };
+        let hosts: Vec<_> = health.into_iter().enumerate().map(host).collect();
+        let text = format!(
+            r#"{{"cluster_statuses": [{{"name": "c", "host_statuses": [{}]}}]}}"#,
+            hosts.join(", ")
+        );
+        let reports = parse_clusters(text.as_bytes(), "c").unwrap();
+        let states: Vec<_> = reports.into_iter().map(|report| report.state).collect();
+        assert_eq!(states, expected);
+    }
+}
