@@ -54,6 +54,74 @@ pub const FLAG_UNSET: &str = "prefix_router_bodies_held_back_total";
 /// Always 1; its labels say what runs.
 pub const BUILD_INFO: &str = "prefix_router_build_info";
 
+/// What a metric does over time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricKind {
+    /// It only grows.
+    Counter,
+    /// It goes up and down.
+    Gauge,
+    /// It is a distribution.
+    Histogram,
+}
+
+/// A metric as it is seen in Prometheus.
+#[derive(Clone, Copy, Debug)]
+pub struct MetricName {
+    /// Its name.
+    pub name: &'static str,
+    /// What it does over time.
+    pub kind: MetricKind,
+    /// Its labels, in the order in which the filter gives them.
+    pub labels: &'static [&'static str],
+    /// What it means, for the README.
+    pub doc: &'static str,
+}
+
+/// Declares the table of metrics.
+macro_rules! metrics {
+    ($($name:ident $kind:ident [$($label:ident),*] $doc:literal;)+) => {
+        /// Every metric of the filter, in the order of the README's table.
+        pub const METRICS: &[MetricName] = &[$(MetricName {
+            name: $name,
+            kind: MetricKind::$kind,
+            labels: &[$($label),*],
+            doc: $doc,
+        }),+];
+    };
+}
+
+metrics! {
+    DECISIONS Counter [POOL, DECISION]
+        "Requests by what was decided: `home`, `divert` (elsewhere because of load), `saturated` \
+         (every host at its limit), `abstain` (left to Envoy's own policy).";
+    ABSTAIN Counter [POOL, REASON]
+        "The requests left to Envoy's own policy, by reason.";
+    PAYLOAD Counter [POOL, API]
+        "Bodies read, by the API they are of.";
+    UNREAD Counter [POOL, REASON]
+        "Bodies that were not read as a prompt, or not to their end; they are placed by their \
+         bytes.";
+    IN_FLIGHT Gauge [POOL, UPSTREAM_HOST]
+        "Requests on a host, sent by any worker and not ended. `limit` is about this number.";
+    PENDING_TOKENS Gauge [POOL, UPSTREAM_HOST]
+        "Estimated prompt tokens that a host has yet to compute.";
+    HOSTS Gauge [POOL, STATE]
+        "Hosts by state: `usable`, `degraded`, `failed`, `draining`, `standby` (of a priority not \
+         in use).";
+    DECISION_US Histogram [POOL]
+        "Microseconds from a prompt to its booked host.";
+    HOST_SOURCE_ERRORS Counter [POOL]
+        "Polls for hosts that failed. The last list stays in use: alert when this grows steadily.";
+    COUNTER_REPAIRS Counter [POOL]
+        "Requests taken from the counters because Envoy no longer had them, as after a panic of a \
+         VM.";
+    FLAG_UNSET Counter [POOL]
+        "Times that Envoy was found to hold bodies back: set `allow_on_headers_stop_iteration`.";
+    BUILD_INFO Gauge [VERSION, FORMAT]
+        "Always 1. Gateways that disagree about `hash_format` disagree about hosts.";
+}
+
 /// Debug response header: the host that answered.
 pub const DEBUG_HOST: &str = "x-prefix-router-host";
 /// Debug response header: the kind of decision, and the reason if we abstained.
