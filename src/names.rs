@@ -26,6 +26,8 @@ pub const STATE: &str = "state";
 pub const API: &str = "api";
 /// The filter's version.
 pub const VERSION: &str = "version";
+/// The commit the filter was built from.
+pub const COMMIT: &str = "commit";
 /// The version of everything that is hashed.
 pub const FORMAT: &str = "hash_format";
 

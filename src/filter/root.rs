@@ -31,6 +31,12 @@ const LEASE_POLLS: u64 = 4;
 /// Time between two writings of the per-host gauges.
 const GAUGES_MS: u64 = 250;
 
+/// The commit the filter is built from: `prefix-router setup` sets it; so can any other build.
+const COMMIT: &str = match option_env!("PREFIX_ROUTER_COMMIT") {
+    Some(commit) => commit,
+    None => "unknown",
+};
+
 /// Registers the filter with the SDK.
 pub fn start() {
     proxy_wasm::set_log_level(LogLevel::Trace); // the configuration sets the real level
@@ -226,6 +232,7 @@ impl RootContext for Root {
         let format = HASH_FORMAT.to_string();
         let labels = [
             (names::VERSION, env!("CARGO_PKG_VERSION")),
+            (names::COMMIT, COMMIT),
             (names::FORMAT, &format),
         ];
         host::record(host::gauge(&names::metric(names::BUILD_INFO, &labels)), 1);

@@ -83,6 +83,29 @@ async fn hosts_from_a_file_can_be_changed_while_it_runs() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_filter_tells_which_build_it_is() {
+    let ready = tokio::task::spawn_blocking(tools::setup::ready)
+        .await
+        .unwrap()
+        .unwrap();
+    let envoy = Plan::load(PLAIN)
+        .unwrap()
+        .hosts("engines", &[])
+        .start()
+        .await
+        .unwrap();
+    let labels = [
+        ("version", env!("CARGO_PKG_VERSION")),
+        ("commit", ready.commit.as_str()),
+    ];
+    let wanted = |value| value == 1.0;
+    envoy
+        .wait_until_metric("prefix_router_build_info", &labels, wanted, SOON)
+        .await
+        .unwrap();
+}
+
 #[track_caller]
 fn check_reason(error: &anyhow::Error, expected: &str) {
     let text = format!("{error:#}");

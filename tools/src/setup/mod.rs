@@ -65,9 +65,7 @@ pub fn ready_with_test_hooks() -> Result<Ready> {
 /// Only the Envoy: for commands that need no filter of ours.
 pub fn ready_envoy() -> Result<PathBuf> {
     let place = Place::of_this_checkout()?;
-    let steps = Steps::working_only();
-    let _alone = lock(&place, &steps)?;
-    Ok(envoy::find(&place, &steps)?.path)
+    Ok(find_envoy(&place, &Steps::working_only())?.path)
 }
 
 /// The folder with the project's sources, as it was when this tool was built.
@@ -157,8 +155,8 @@ impl Place {
 
 fn make_ready(steps: &Steps, variant: Variant) -> Result<Ready> {
     let place = Place::of_this_checkout()?;
-    let _alone = lock(&place, steps)?;
-    let envoy = envoy::find(&place, steps)?;
+    let envoy = find_envoy(&place, steps)?;
+    let _alone = lock(&place, steps, "the filter")?;
     let filter = filter::build(&place, steps, variant)?;
     Ok(Ready {
         envoy: envoy.path,
@@ -168,14 +166,22 @@ fn make_ready(steps: &Steps, variant: Variant) -> Result<Ready> {
     })
 }
 
-/// Held while set-up works; the system releases it when the process ends, however it ends.
-fn lock(place: &Place, steps: &Steps) -> Result<File> {
-    let path = place.path("lock");
+/// Under a lock of its own: who only needs an Envoy does not wait for a filter.
+fn find_envoy(place: &Place, steps: &Steps) -> Result<envoy::Envoy> {
+    let _alone = lock(place, steps, "Envoy")?;
+    envoy::find(place, steps)
+}
+
+/// Held while `what` is made ready; the system releases it when the process ends, however it ends.
+fn lock(place: &Place, steps: &Steps, what: &str) -> Result<File> {
+    let path = place.path(&format!("{what}.lock").replace(' ', "-"));
     let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
     match file.try_lock() {
         Ok(()) => return Ok(file),
         Err(TryLockError::WouldBlock) => {
-            steps.say("another process is setting up this checkout; waiting for it");
+            steps.say(&format!(
+                "another process is making {what} ready; waiting for it"
+            ));
         }
         Err(TryLockError::Error(error)) => {
             return Err(error).with_context(|| format!("cannot lock {}", path.display()));
