@@ -10,6 +10,7 @@
     )
 )]
 
+pub mod check;
 pub mod engine;
 pub mod harness;
 pub mod load;

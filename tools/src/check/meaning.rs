@@ -1,0 +1,135 @@
+//! A configuration in words.
+//!
+//! Guarantee: every option is told, whether it was set or not. Not here: what is valid.
+
+use prefix_router::config::{Config, DebugHeaders, HostSource, Pool, Routing};
+use prefix_router::payload::{CacheKey, Tools};
+
+const KIB: u32 = 1024;
+
+/// One line for each thing that the configuration decides.
+pub(super) fn of(config: &Config) -> Vec<String> {
+    let mut lines = Vec::new();
+    for pool in &config.pools {
+        lines.push(format!("pool {}: cluster {}", pool.name, pool.cluster));
+        lines.push(row("hosts", &hosts(&pool.hosts)));
+        lines.push(row("routing", &routing(pool)));
+        lines.push(row("limit", &limit(pool)));
+    }
+    lines.push("requests".into());
+    let request = &config.request;
+    let held = format!(
+        "held up to {} while read; given up if nothing comes for {} ms",
+        size(request.body_bytes_max),
+        request.body_idle_ms
+    );
+    lines.push(row("bodies", &held));
+    let tenants = match &request.tenant_header {
+        Some(header) => format!("kept apart by the header {header}"),
+        None => "not told apart".into(),
+    };
+    lines.push(row("tenants", &tenants));
+    lines.extend(read(config));
+    lines.push("what can be seen".into());
+    let headers = match config.debug_headers {
+        DebugHeaders::Off => "none",
+        DebugHeaders::OnRequest => "when a request from inside asks",
+        DebugHeaders::Always => "with every response, to everybody",
+    };
+    lines.push(row("debug headers", headers));
+    let level = config.log.to_string().to_lowercase();
+    lines.push(row("log", &format!("{level} and more severe")));
+    let series = format!(
+        "of their own for up to {} host addresses",
+        config.host_series_max
+    );
+    lines.push(row("metrics", &series));
+    lines
+}
+
+fn row(label: &str, text: &str) -> String {
+    format!("  {label:<14} {text}")
+}
+
+fn hosts(source: &HostSource) -> String {
+    match source {
+        HostSource::Admin { cluster, poll_ms } => format!(
+            "with their health, every {poll_ms} ms from Envoy's admin through cluster {cluster}"
+        ),
+        HostSource::Static(hosts) => {
+            format!("{}; their health is not known", hosts.join(", "))
+        }
+    }
+}
+
+fn routing(pool: &Pool) -> String {
+    match pool.routing {
+        Routing::Adaptive => {
+            "adaptive: by as much of a prompt as many others share, found by counting".into()
+        }
+        Routing::Fixed { prefix_length } => format!(
+            "fixed: by the first {prefix_length} characters of a prompt (bytes of a native body)"
+        ),
+    }
+}
+
+fn limit(pool: &Pool) -> String {
+    let Some(limit) = pool.bounds.limit else {
+        return "none".into();
+    };
+    let rule = if pool.bounds.panic_rule {
+        "ignored while the mean is at least half of it"
+    } else {
+        "hard"
+    };
+    format!("{limit} requests in flight per host and gateway, {rule}")
+}
+
+fn size(bytes: u32) -> String {
+    match bytes {
+        bytes if bytes % (KIB * KIB) == 0 => format!("{} MiB", bytes / (KIB * KIB)),
+        bytes if bytes % KIB == 0 => format!("{} KiB", bytes / KIB),
+        bytes => format!("{bytes} bytes"),
+    }
+}
+
+fn read(config: &Config) -> [String; 6] {
+    let read = &config.read;
+    let seed = if read.seed == 0 {
+        "none: outsiders can work out which prompts share a host"
+    } else {
+        "set; it has to be the same on every gateway"
+    };
+    let cache_key = match read.cache_key {
+        CacheKey::Hint => "splits a prefix that is too hot",
+        CacheKey::Seed => "prompts that differ in it share no key",
+        CacheKey::Ignore => "not read",
+    };
+    let tools = match read.tools {
+        Tools::ByModel => "rendered where the model's template is known to do it",
+        Tools::BeforeSystem => "rendered in front of the system message",
+        Tools::AfterSystem => "rendered behind the system message",
+        Tools::BeforeLastUser => "rendered before the last user message: not in the key",
+    };
+    let images = format!(
+        "an image counts as {} tokens, whatever its size",
+        read.image_tokens
+    );
+    let native = format!("prompt at {}", list(&read.pointers));
+    let inputs = format!("other values, other key: {}", list(&read.template_inputs));
+    [
+        row("seed", seed),
+        row("cache key", &format!("prompt_cache_key: {cache_key}")),
+        row("tools", tools),
+        row("images", &images),
+        row("other bodies", &native),
+        row("template", &inputs),
+    ]
+}
+
+fn list(items: &[String]) -> String {
+    if items.is_empty() {
+        return "none".into();
+    }
+    items.join(", ")
+}

@@ -1,0 +1,153 @@
+//! `prefix-router check`: is this filter configuration valid, and what does it mean?
+//!
+//! Guarantee: what is accepted here is what the filter accepts, for it is the same parser. Not
+//! here: whether Envoy accepts the rest of its file (`envoy --mode validate`).
+
+mod meaning;
+mod surroundings;
+
+use std::io::Read as _;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail};
+use prefix_router::config::Config;
+use serde::Serialize;
+use serde_json::Value;
+
+/// Options of `check`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CheckArgs {
+    /// The filter's configuration as JSON, or an Envoy file (YAML or JSON) with the filter in it;
+    /// `-` reads standard input.
+    file: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found out about one configuration.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Where it stands in the file, as a JSON Pointer; empty if it is the whole file.
+    pub place: String,
+    /// Why the filter refuses it.
+    pub error: Option<String>,
+    /// What it means, in words.
+    pub meaning: Vec<String>,
+    /// What around it keeps the filter from working as meant.
+    pub warnings: Vec<String>,
+}
+
+/// Nothing that people write by hand is larger.
+const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
+/// Runs the command.
+pub fn run(args: &CheckArgs) -> Result<()> {
+    let name = args.file.display();
+    let text = read(args).with_context(|| format!("cannot read {name}"))?;
+    let findings = check(&text).with_context(|| name.to_string())?;
+    let invalid = findings
+        .iter()
+        .filter(|finding| finding.error.is_some())
+        .count();
+    if args.json {
+        println!("{}", serde_json::json!({ "findings": findings }));
+    } else {
+        findings.iter().for_each(print);
+    }
+    if invalid > 0 {
+        bail!("{name}: the filter refuses this configuration");
+    }
+    Ok(())
+}
+
+fn read(args: &CheckArgs) -> std::io::Result<String> {
+    let mut text = String::new();
+    if args.file.as_os_str() == "-" {
+        std::io::stdin()
+            .take(FILE_BYTES_MAX)
+            .read_to_string(&mut text)?;
+    } else {
+        std::fs::File::open(&args.file)?
+            .take(FILE_BYTES_MAX)
+            .read_to_string(&mut text)?;
+    }
+    Ok(text)
+}
+
+fn print(finding: &Finding) {
+    if !finding.place.is_empty() {
+        println!("{}", finding.place);
+    }
+    match &finding.error {
+        Some(error) => println!("error: {error}"),
+        None => println!("valid"),
+    }
+    for line in &finding.meaning {
+        println!("{line}");
+    }
+    for warning in &finding.warnings {
+        println!("warning: {warning}");
+    }
+}
+
+/// Checks a filter configuration, or every one in an Envoy file.
+///
+/// # Errors
+/// If the text is neither.
+pub fn check(text: &str) -> Result<Vec<Finding>> {
+    // A configuration that is not even JSON is told where, by the filter's own parser.
+    let is_object = text.trim_start().starts_with('{');
+    let parsed = serde_json::from_str::<Value>(text);
+    if is_object && !parsed.as_ref().is_ok_and(surroundings::is_envoy) {
+        return Ok(vec![judge(text, String::new())]);
+    }
+    let documents = documents(text)?;
+    let mut findings = Vec::new();
+    for document in &documents {
+        for found in surroundings::filters(document) {
+            findings.push(judge_found(document, found));
+        }
+    }
+    if findings.is_empty() {
+        bail!("neither a filter configuration nor an Envoy file with a wasm filter prefix_router");
+    }
+    Ok(findings)
+}
+
+/// The YAML documents of a text; JSON is YAML.
+fn documents(text: &str) -> Result<Vec<Value>> {
+    serde_saphyr::from_multiple(text).map_err(|error| anyhow::anyhow!("not YAML: {error}"))
+}
+
+fn judge_found(document: &Value, found: surroundings::Found<'_>) -> Finding {
+    let text = match found.configuration {
+        Ok(text) => text,
+        Err(error) => {
+            return Finding {
+                place: found.place,
+                error: Some(error),
+                meaning: Vec::new(),
+                warnings: Vec::new(),
+            };
+        }
+    };
+    let mut finding = judge(text, found.place);
+    if let Ok(config) = Config::parse(text.as_bytes()) {
+        finding.warnings = surroundings::warnings(document, found.filter, &config);
+    }
+    finding
+}
+
+fn judge(configuration: &str, place: String) -> Finding {
+    let (error, meaning) = match Config::parse(configuration.as_bytes()) {
+        Ok(config) => (None, meaning::of(&config)),
+        Err(error) => (Some(error.to_string()), Vec::new()),
+    };
+    Finding {
+        place,
+        error,
+        meaning,
+        warnings: Vec::new(),
+    }
+}

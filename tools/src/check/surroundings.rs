@@ -1,0 +1,204 @@
+//! The filter inside an Envoy file, and what around it keeps it from working as meant.
+//!
+//! Guarantee: a warning names what to write; a file of Kubernetes resources, which holds only parts
+//! of Envoy's config, is not warned of what other parts may hold. Not here: the configuration
+//! itself.
+
+use prefix_router::config::{Config, HostSource};
+use prefix_router::names;
+use serde_json::Value;
+
+/// What the filter is called in `root_id` and `name`.
+const FILTER: &str = "prefix_router";
+
+/// Envoy's files nest about 20 levels.
+const DEPTH_MAX: usize = 64;
+
+/// The filter must be able to hold a body and a last read of the socket (1 MiB).
+const READ_BYTES: u64 = 1024 * 1024;
+
+/// A wasm filter of ours in an Envoy file.
+pub(super) struct Found<'v> {
+    /// Its JSON Pointer.
+    pub place: String,
+    /// Envoy's config of it.
+    pub filter: &'v Value,
+    /// Its own configuration, or why it will not arrive as JSON.
+    pub configuration: Result<&'v str, String>,
+}
+
+/// Whether a JSON document is an Envoy file and not a filter configuration.
+pub(super) fn is_envoy(document: &Value) -> bool {
+    ["static_resources", "resources", "kind"]
+        .iter()
+        .any(|field| document.get(field).is_some())
+        || !filters(document).is_empty()
+}
+
+/// Every wasm filter of ours in a document.
+pub(super) fn filters(document: &Value) -> Vec<Found<'_>> {
+    let mut found = Vec::new();
+    visit(
+        document,
+        &mut String::new(),
+        DEPTH_MAX,
+        &mut |value, place| {
+            let ours = ["root_id", "name"]
+                .iter()
+                .any(|field| value.get(field).and_then(Value::as_str) == Some(FILTER));
+            if ours && value.get("vm_config").is_some() {
+                found.push(Found {
+                    place: place.to_owned(),
+                    filter: value,
+                    configuration: configuration(value),
+                });
+            }
+        },
+    );
+    found
+}
+
+fn configuration(filter: &Value) -> Result<&str, String> {
+    let Some(configuration) = filter.get("configuration") else {
+        return Err("the filter has no configuration".into());
+    };
+    let kind = configuration.get("@type").and_then(Value::as_str);
+    match (kind, configuration.get("value")) {
+        (Some(kind), Some(Value::String(text)))
+            if kind.ends_with("/google.protobuf.StringValue") =>
+        {
+            Ok(text)
+        }
+        (kind, _) => Err(format!(
+            "configuration: expected a type.googleapis.com/google.protobuf.StringValue whose value \
+             is the JSON text, got {}: that does not arrive as JSON",
+            kind.unwrap_or("no @type")
+        )),
+    }
+}
+
+fn visit<'v>(
+    value: &'v Value,
+    place: &mut String,
+    depth: usize,
+    each: &mut impl FnMut(&'v Value, &str),
+) {
+    if depth == 0 {
+        return;
+    }
+    each(value, place);
+    let children: Vec<(String, &Value)> = match value {
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, child)| (name.replace('~', "~0").replace('/', "~1"), child))
+            .collect(),
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .map(|(index, child)| (index.to_string(), child))
+            .collect(),
+        _ => Vec::new(),
+    };
+    for (name, child) in children {
+        let length = place.len();
+        place.push('/');
+        place.push_str(&name);
+        visit(child, place, depth - 1, each);
+        place.truncate(length);
+    }
+}
+
+/// What in Envoy's file keeps the filter from working as meant.
+pub(super) fn warnings(document: &Value, filter: &Value, config: &Config) -> Vec<String> {
+    let mut warnings = own_warnings(filter);
+    if document.get("static_resources").is_some() {
+        warnings.extend(missing_clusters(document, config));
+        warnings.extend(bootstrap_warnings(document, config));
+    }
+    warnings
+}
+
+fn own_warnings(filter: &Value) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if filter.get("allow_on_headers_stop_iteration") != Some(&Value::Bool(true)) {
+        warnings.push(
+            "without allow_on_headers_stop_iteration: true every request passes unrouted".into(),
+        );
+    }
+    if filter.get("failure_policy").and_then(Value::as_str) != Some("FAIL_RELOAD") {
+        warnings.push(
+            "without failure_policy: FAIL_RELOAD a worker answers 503 for ever after one panic"
+                .into(),
+        );
+    }
+    let vm_id = filter.pointer("/vm_config/vm_id").and_then(Value::as_str);
+    if vm_id.is_none_or(str::is_empty) {
+        warnings.push(
+            "without vm_config.vm_id counters are shared with every other filter that has none"
+                .into(),
+        );
+    }
+    warnings
+}
+
+fn missing_clusters(document: &Value, config: &Config) -> Vec<String> {
+    // Clusters may also come from a management server.
+    if document.pointer("/dynamic_resources/cds_config").is_some() {
+        return Vec::new();
+    }
+    let clusters = document.pointer("/static_resources/clusters");
+    let clusters = clusters
+        .and_then(Value::as_array)
+        .map_or(&[][..], Vec::as_slice);
+    let is_there = |name: &str| {
+        clusters
+            .iter()
+            .any(|cluster| cluster.get("name").and_then(Value::as_str) == Some(name))
+    };
+    let mut names = Vec::new();
+    for pool in &config.pools {
+        names.push(&pool.cluster);
+        if let HostSource::Admin { cluster, .. } = &pool.hosts {
+            names.push(cluster);
+        }
+    }
+    names.retain(|name| !is_there(name));
+    names
+        .into_iter()
+        .map(|name| format!("the file has no cluster {name}"))
+        .collect()
+}
+
+fn bootstrap_warnings(document: &Value, config: &Config) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let body_bytes_max = u64::from(config.request.body_bytes_max);
+    let mut limit = None;
+    let mut removed = Vec::new();
+    let mut tags = Vec::new();
+    visit(document, &mut String::new(), DEPTH_MAX, &mut |value, _| {
+        let bytes = value
+            .get("request_body_buffer_limit")
+            .and_then(Value::as_u64);
+        limit = limit.max(bytes);
+        removed.extend(value.get("remove").and_then(Value::as_str));
+        tags.extend(value.get("tag_name").and_then(Value::as_str));
+    });
+    if limit.is_none_or(|limit| limit < body_bytes_max + READ_BYTES) {
+        warnings.push(format!(
+            "larger bodies than Envoy holds are answered 413: set request_body_buffer_limit: {} \
+             on the virtual host",
+            body_bytes_max + 2 * READ_BYTES
+        ));
+    }
+    for header in [names::ROUTE_HOST, names::ROUTE_POOL] {
+        if !removed.contains(&header) {
+            warnings.push(format!(
+                "clients can choose hosts: remove {header} in early_header_mutation_extensions"
+            ));
+        }
+    }
+    if !tags.contains(&names::POOL) {
+        warnings.push("metrics have no labels: copy stats_config from envoy/envoy.yaml".into());
+    }
+    warnings
+}
