@@ -11,6 +11,7 @@
 )]
 
 pub mod check;
+pub mod demo;
 pub mod engine;
 pub mod harness;
 pub mod load;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tools::{check, engine, load, setup};
+use tools::{check, demo, engine, load, setup};
 
 /// Prefix-aware routing for LLM engines behind Envoy: set up, try, measure, explain
 #[derive(Parser)]
@@ -17,6 +17,8 @@ struct Arguments {
 enum Command {
     /// Say whether a filter configuration is valid, and what it means
     Check(check::CheckArgs),
+    /// Show what routing by prefix brings: engines, Envoy with and without the filter, one load
+    Demo(Box<demo::DemoArgs>),
     /// Run one simulated vLLM: its API, its scheduling and its prefix cache, but no model
     Engine(Box<engine::EngineArgs>),
     /// Make this machine ready: a Rust for wasm, an Envoy, and the filter
@@ -28,6 +30,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Check(args) => check::run(&args),
+        Command::Demo(args) => demo::run(&args),
         Command::Engine(args) => engine::run(*args),
         Command::Setup(args) => setup::run(&args),
         Command::Load(args) => load::run(&args),

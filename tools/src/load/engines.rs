@@ -80,8 +80,12 @@ impl Counters {
     }
 }
 
-/// The sum of a counter's series; `None` if there is none.
 fn total(page: &str, name: &str) -> Option<u64> {
+    sum(page, name).map(|sum| sum as u64)
+}
+
+/// The sum of a metric's series; `None` if there is none.
+fn sum(page: &str, name: &str) -> Option<f64> {
     let values = page.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;
         let value = match rest.strip_prefix('{') {
@@ -90,9 +94,7 @@ fn total(page: &str, name: &str) -> Option<u64> {
         };
         value.split_ascii_whitespace().next()?.parse::<f64>().ok()
     });
-    values
-        .map(|value| value as u64)
-        .reduce(|sum, value| sum + value)
+    values.reduce(|sum, value| sum + value)
 }
 
 /// Asks engines for what they counted, and simulated ones for more.
@@ -119,6 +121,19 @@ impl Engines {
         for address in &self.addresses {
             let page = self.call(Method::GET, address, "/metrics", "").await?;
             all.push(Counters::parse(&page).with_context(|| format!("http://{address}/metrics"))?);
+        }
+        Ok(all)
+    }
+
+    /// The sum of a counter's or gauge's series on every engine, 0 where there is none.
+    ///
+    /// # Errors
+    /// If an engine does not answer.
+    pub async fn values(&self, name: &str) -> anyhow::Result<Vec<f64>> {
+        let mut all = Vec::with_capacity(self.addresses.len());
+        for address in &self.addresses {
+            let page = self.call(Method::GET, address, "/metrics", "").await?;
+            all.push(sum(&page, name).unwrap_or(0.0));
         }
         Ok(all)
     }

@@ -1,0 +1,115 @@
+//! `cargo demo`: engines and a real Envoy, with and without the filter, under the same load.
+//!
+//! Guarantee: every policy meets the same requests at the same times, on engines whose caches are
+//! empty at first; no process outlives the demo. Not here: engines (engine/), the Envoy
+//! (harness/), requests (load/, workload/), tables and plots (report/).
+
+mod fleet;
+mod round;
+mod screen;
+mod settings;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::report::{Report, page, table};
+use crate::setup;
+use fleet::Fleet;
+use round::Policy;
+use settings::Settings;
+
+pub use settings::DemoArgs;
+
+/// Runs the command.
+///
+/// # Errors
+/// If something the demo needs is missing, or a run fails; the message says what to do.
+pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
+    let settings = Settings::new(args)?;
+    let ready = setup::ready()?;
+    // One thread: the load must leave the processors to the engines and Envoy.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let report = tokio::select! {
+            report = demo(&settings, &ready) => report?,
+            name = interrupted() => anyhow::bail!("stopped by {name}; every process has ended"),
+        };
+        publish(&report, args.json)
+    })
+}
+
+/// Waits for a signal that asks to end. What the demo has started ends when it is dropped.
+async fn interrupted() -> &'static str {
+    let kinds = [
+        (SignalKind::interrupt(), "SIGINT"),
+        (SignalKind::terminate(), "SIGTERM"),
+        (SignalKind::hangup(), "SIGHUP"),
+    ];
+    let mut waiting = tokio::task::JoinSet::new();
+    for (kind, name) in kinds {
+        if let Ok(mut signal) = signal(kind) {
+            waiting.spawn(async move {
+                signal.recv().await;
+                name
+            });
+        }
+    }
+    match waiting.join_next().await {
+        Some(Ok(name)) => name,
+        // No signal can be waited for: the system ends the process by itself.
+        Some(Err(_)) | None => std::future::pending().await,
+    }
+}
+
+async fn demo(settings: &Settings, ready: &setup::Ready) -> anyhow::Result<Report> {
+    let began = Instant::now();
+    let fleet = Fleet::start(settings, &folder()?).await?;
+    let mut report = Report {
+        conditions: settings.conditions(&ready.envoy_version),
+        seed: settings.seed,
+        commit: setup::commit(),
+        runs: Vec::new(),
+    };
+    for condition in &report.conditions {
+        eprintln!("{condition}");
+    }
+    for policy in Policy::ALL {
+        let run = round::play(settings, &fleet, policy).await;
+        report
+            .runs
+            .push(run.with_context(|| format!("policy {}", policy.name()))?);
+    }
+    let seconds = began.elapsed().as_secs();
+    eprintln!("All of it took {} min {} s.\n", seconds / 60, seconds % 60);
+    Ok(report)
+}
+
+fn publish(report: &Report, json: bool) -> anyhow::Result<()> {
+    let path = folder()?.join("report.html");
+    std::fs::write(&path, page::render(report)?)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    let text = if json {
+        report.json()? + "\n"
+    } else {
+        table::render(report)
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    eprintln!("\nPlots: {}", path.display());
+    Ok(())
+}
+
+/// `target/demo`, where the report and the engines' logs go.
+fn folder() -> anyhow::Result<PathBuf> {
+    let root = setup::root()?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    let folder = root.join(target).join("demo");
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("cannot create the folder {}", folder.display()))?;
+    Ok(folder)
+}

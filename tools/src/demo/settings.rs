@@ -1,0 +1,336 @@
+//! What the demo runs: its options, and the sizes that fit two processor cores.
+//!
+//! Guarantee: what is scaled down is stated, with the rest of the conditions, above every result.
+//! Not here: running it.
+
+use std::time::Duration;
+
+use crate::load::driver::Until;
+use crate::workload::options::Kind;
+use crate::workload::{Plan, WorkloadArgs};
+
+/// Seven engines, as in the study.
+const HOSTS: u16 = 7;
+
+/// The scaled W1: a quarter of the study's 2,600 prompts …
+const PROMPTS: u32 = 650;
+/// … and of each engine's 1.2 M tokens of KV cache, so that random routing keeps its 24 % …
+const KV_TOKENS: u64 = 300_000;
+/// … and answers of 64 tokens instead of 220, since each token is an event through Envoy.
+const OUTPUT_TOKENS: u32 = 64;
+/// 80 % of what random routing can serve at this size: see `conditions`.
+const RATE: f64 = 29.0;
+
+/// The study's KV cache, in tokens.
+const KV_TOKENS_FULL: u64 = 1_200_000;
+
+/// Four uses of each prompt in the mean: after two, hits change little (measured: 82.6 % after
+/// 1,300 requests, 83.6 % after 2,600).
+const WARMUP: u64 = 2600;
+/// The same for full-size W1.
+const WARMUP_FULL: u64 = 8000;
+
+/// The trace is played as recorded, from its start, with the caches cold as they were.
+const TRACE_REQUESTS: usize = 1500;
+/// (see `conditions`)
+const TRACE_RATE: f64 = 1.3;
+/// The trace's clock runs this many times faster than real time.
+const TRACE_SPEED: f64 = 4.0;
+
+/// How fast the engines' clock runs while caches are filled.
+const WARMUP_SPEED: f64 = 20.0;
+
+/// Options of `demo`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DemoArgs {
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    /// Engines.
+    #[arg(long, default_value_t = HOSTS, value_parser = clap::value_parser!(u16).range(2..=64))]
+    hosts: u16,
+    /// Seconds that are measured for each policy, in engine time; a trace ends by itself.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 60.0,
+        conflicts_with = "trace"
+    )]
+    duration: f64,
+    /// W1 or W5 at the study's full size: four times the prompts and the KV cache, longer answers.
+    #[arg(long)]
+    full: bool,
+    /// Tokens of KV cache in each engine.
+    #[arg(long, value_name = "TOKENS")]
+    kv_tokens: Option<u64>,
+    /// How many times faster than real time the engines' clock runs while measuring. Requests
+    /// come as much faster, and all times are given in engine time.
+    #[arg(long)]
+    speed: Option<f64>,
+    /// Requests before measuring, with one token of answer each and a clock 20 times as fast.
+    #[arg(long, value_name = "REQUESTS")]
+    warmup: Option<u64>,
+    /// First of the ports on which the engines listen. Where a prefix lives depends on the
+    /// engines' addresses, so that the same ports give the same placement.
+    #[arg(long, value_name = "PORT", default_value_t = 19_101)]
+    engine_port: u16,
+    /// Port on which Envoy listens; 0: any free one.
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    port: u16,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// What will be run.
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    /// The requests.
+    pub plan: Plan,
+    /// In words.
+    pub workload: String,
+    /// The seed.
+    pub seed: u64,
+    /// The engines' ports.
+    pub engine_ports: Vec<u16>,
+    /// Envoy's port, or 0.
+    pub port: u16,
+    /// Tokens of KV cache in each engine.
+    pub kv_tokens: u64,
+    /// Engine time per real time while measuring.
+    pub speed: f64,
+    /// The same while warming up.
+    pub warmup_speed: f64,
+    /// Requests before measuring.
+    pub warmup: u64,
+    /// The measured stretch.
+    pub until: Until,
+    /// Its length in engine time.
+    pub window: Duration,
+}
+
+impl Settings {
+    pub(super) fn new(args: &DemoArgs) -> anyhow::Result<Self> {
+        let trace = args.workload.trace.is_some();
+        let single = matches!(args.workload.workload, Kind::W1 | Kind::W5);
+        let scaled = single && !args.full && !trace;
+        anyhow::ensure!(
+            !args.full || (single && !trace),
+            "--full: only W1 and W5 have a smaller size; this workload always runs in full"
+        );
+        let share = f64::from(args.hosts) / f64::from(HOSTS);
+        let mut workload = args.workload.clone();
+        if scaled {
+            let prompts = (f64::from(PROMPTS) * share).round() as u32;
+            workload.prompts.get_or_insert(prompts);
+            workload.output_tokens.get_or_insert(OUTPUT_TOKENS);
+        }
+        if trace {
+            workload.trace_requests.get_or_insert(TRACE_REQUESTS);
+        }
+        let default_rate = match (trace, args.workload.workload, scaled) {
+            (true, ..) => TRACE_RATE,
+            (_, Kind::W1, true) => RATE,
+            _ => workload.plan()?.rate(),
+        };
+        workload.rate.get_or_insert(default_rate * share);
+        let plan = workload.plan()?;
+        let speed = args.speed.unwrap_or(if trace { TRACE_SPEED } else { 1.0 });
+        anyhow::ensure!(
+            speed.is_finite() && (0.01..=100.0).contains(&speed),
+            "--speed: expected a number from 0.01 to 100, got {speed}"
+        );
+        let (until, window) = match &plan {
+            Plan::Trace(trace) => (Until::End, trace.length()),
+            _ => {
+                let window = Duration::try_from_secs_f64(args.duration)?;
+                (Until::Elapsed(window), window)
+            }
+        };
+        anyhow::ensure!(
+            window >= Duration::from_secs(1),
+            "--duration: expected at least 1 second, got {}",
+            window.as_secs_f64()
+        );
+        let last = args.engine_port.checked_add(args.hosts - 1);
+        anyhow::ensure!(
+            args.engine_port > 0 && last.is_some(),
+            "--engine-port: expected {} ports from it on to exist, got {}",
+            args.hosts,
+            args.engine_port
+        );
+        let kv_tokens = if scaled { KV_TOKENS } else { KV_TOKENS_FULL };
+        let warmup = match (trace, args.full) {
+            (true, _) => 0,
+            (false, true) => WARMUP_FULL,
+            (false, false) => WARMUP,
+        };
+        Ok(Self {
+            workload: describe(&workload, &plan),
+            plan,
+            seed: args.workload.seed,
+            engine_ports: (args.engine_port..).take(args.hosts.into()).collect(),
+            port: args.port,
+            kv_tokens: args.kv_tokens.unwrap_or(kv_tokens),
+            speed,
+            warmup_speed: WARMUP_SPEED.max(speed),
+            warmup: args.warmup.unwrap_or(warmup),
+            until,
+            window,
+        })
+    }
+
+    /// What the results hold for, in sentences.
+    pub(super) fn conditions(&self, envoy_version: &str) -> Vec<String> {
+        let hosts = self.engine_ports.len();
+        let clock = if (self.speed - 1.0).abs() < 1e-9 {
+            "in real time".to_owned()
+        } else {
+            format!(
+                "{} times as fast as real time (all times are engine time)",
+                self.speed
+            )
+        };
+        let warmup = if self.warmup == 0 {
+            "Measured from cold caches, without warm-up".to_owned()
+        } else {
+            format!(
+                "Warm-up, not in the figures: {} requests with one token of answer, clock × {}",
+                self.warmup, self.warmup_speed
+            )
+        };
+        vec![
+            self.workload.clone(),
+            format!(
+                "{hosts} simulated engines (70B on 8 × H100), {} tokens of KV cache each, behind \
+                 Envoy {envoy_version}.",
+                thousands(self.kv_tokens)
+            ),
+            format!(
+                "{warmup}; then {:.0} s measured, {clock}. Every policy starts from cold engines \
+                 and gets the same requests.",
+                self.window.as_secs_f64()
+            ),
+        ]
+    }
+}
+
+fn describe(args: &WorkloadArgs, plan: &Plan) -> String {
+    match plan {
+        Plan::Single(single) => format!(
+            "{:?}: {} prompts of {:.0} tokens (Zipf {}) with questions of {}, {} tokens of \
+             answer, {:.1} requests/s.",
+            args.workload,
+            thousands(single.prompts.into()),
+            single.prompt_tokens,
+            single.zipf,
+            single.question_tokens,
+            single.output_tokens,
+            single.rate
+        ),
+        Plan::Trace(trace) => format!(
+            "Trace: its first {} requests, arriving {} times as fast as recorded.",
+            thousands(trace.requests() as u64),
+            trace.speed
+        ),
+        other => format!(
+            "{:?} of the study, {} a second.",
+            args.workload,
+            other.rate()
+        ),
+    }
+}
+
+/// 1234567 → "1,234,567".
+fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        demo: DemoArgs,
+    }
+
+    fn settings(arguments: &[&str]) -> anyhow::Result<Settings> {
+        let arguments = [&["demo"], arguments].concat();
+        Settings::new(&Arguments::try_parse_from(arguments)?.demo)
+    }
+
+    #[test]
+    fn the_default_is_w1_scaled_as_a_whole() {
+        let settings = settings(&[]).unwrap();
+        let Plan::Single(plan) = &settings.plan else {
+            panic!("{:?}", settings.plan)
+        };
+        assert_eq!(
+            (plan.prompts, plan.output_tokens, plan.rate),
+            (650, 64, 29.0)
+        );
+        assert_eq!(settings.kv_tokens * 4, 1_200_000);
+        assert_eq!(plan.prompts * 4, 2600);
+        assert_eq!(settings.engine_ports, (19_101..19_108).collect::<Vec<_>>());
+        assert!(settings.window >= Duration::from_secs(40) && settings.speed <= 2.0);
+    }
+
+    #[test]
+    fn fewer_hosts_get_less_of_everything_but_memory_each() {
+        let settings = settings(&["--hosts", "14"]).unwrap();
+        let Plan::Single(plan) = &settings.plan else {
+            panic!("{:?}", settings.plan)
+        };
+        assert_eq!((plan.prompts, plan.rate), (1300, 58.0));
+        assert_eq!(settings.kv_tokens, 300_000);
+    }
+
+    #[test]
+    fn full_size_is_one_flag_away() {
+        let settings = settings(&["--full"]).unwrap();
+        let Plan::Single(plan) = &settings.plan else {
+            panic!("{:?}", settings.plan)
+        };
+        assert_eq!(
+            (plan.prompts, plan.output_tokens, plan.rate),
+            (2600, 220, 26.7)
+        );
+        assert_eq!(settings.kv_tokens, 1_200_000);
+    }
+
+    #[test]
+    fn what_cannot_be_run_is_refused_by_its_flag() {
+        #[track_caller]
+        fn refused(arguments: &[&str], expected: &str) {
+            let error = format!("{:#}", settings(arguments).unwrap_err());
+            assert!(error.contains(expected), "{expected:?} is not in {error:?}");
+        }
+        refused(
+            &["--engine-port", "65533"],
+            "--engine-port: expected 7 ports",
+        );
+        refused(&["--hosts", "1"], "--hosts");
+        refused(&["--rate", "0"], "--rate: expected a number above 0");
+        refused(
+            &["--duration", "0"],
+            "--duration: expected at least 1 second",
+        );
+        refused(&["--speed", "0"], "--speed: expected a number from 0.01");
+        refused(&["--full", "--workload", "W2"], "--full: only W1 and W5");
+        refused(
+            &["--trace", "no/such/file"],
+            "no/such/file: cannot be opened",
+        );
+    }
+}
