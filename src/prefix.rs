@@ -303,15 +303,22 @@ pub struct Chain {
 struct Fixed {
     hash: Xxh64,
     left: u32,
+    /// What follows the last character has been seen.
+    done: bool,
 }
 
 impl Fixed {
-    /// A character is counted at its first byte: the bytes that continue one come along.
-    fn text(&mut self, bytes: &[u8]) {
+    /// A character of text is counted at its first byte: the bytes that continue one come along.
+    /// Of a body that is no text to us every byte counts.
+    fn text(&mut self, bytes: &[u8], part: Part) {
+        if self.done {
+            return;
+        }
         let mut end = bytes.len();
         for (at, byte) in bytes.iter().enumerate() {
-            if byte & 0xc0 != 0x80 {
+            if part == Part::Raw || byte & 0xc0 != 0x80 {
                 if self.left == 0 {
+                    self.done = true;
                     end = at;
                     break;
                 }
@@ -348,6 +355,7 @@ impl Chain {
             fixed: fixed.map(|left| Fixed {
                 hash: Xxh64::new(CHAIN_SEED),
                 left,
+                done: false,
             }),
         }
     }
@@ -445,7 +453,7 @@ impl Sink for Chain {
 
     fn text(&mut self, bytes: &[u8]) {
         if let (Some(fixed), Part::Text | Part::Raw) = (&mut self.fixed, self.part) {
-            fixed.text(bytes);
+            fixed.text(bytes, self.part);
         }
         let mut rest = bytes;
         while !rest.is_empty() {
