@@ -120,7 +120,7 @@ metrics! {
          VM.";
     FLAG_UNSET Counter [POOL]
         "Times that Envoy was found to hold bodies back: set `allow_on_headers_stop_iteration`.";
-    BUILD_INFO Gauge [VERSION, FORMAT]
+    BUILD_INFO Gauge [VERSION, COMMIT, FORMAT]
         "Always 1. Gateways that disagree about `hash_format` disagree about hosts.";
 }
 
