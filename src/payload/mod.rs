@@ -1,6 +1,6 @@
 //! Request body bytes → prompt, one file per API family.
 //!
-//! Guarantee: any bytes give a [`Prompt`], in one pass, with bounded memory, however they are cut
+//! Guarantee: any bytes give a `Prompt`, in one pass, with bounded memory, however they are cut
 //! into windows. To add a family: one file with its [`Family`], one line in [`FAMILIES`], one
 //! folder of cases in tests/payloads. Not here: the ladders and the chain (prefix.rs), hosts.
 
