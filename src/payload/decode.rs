@@ -113,24 +113,23 @@ pub struct Limits {
     pub ratio_max: u64,
     /// Output that is free of [`Self::ratio_max`].
     pub ratio_free_bytes: u64,
-    /// The window a stream may ask for, in bytes. It bounds the memory of a decoder: zstd takes
-    /// the window + 0.5 MiB, while it grows 1.5 × that; brotli up to twice the window + 4 MiB
-    /// (its code tables); gzip and deflate always 0.1 MiB.
+    /// The window a stream may ask for, in bytes. It bounds the memory of a decoder (grown step by
+    /// step, as output comes): at most two windows and 2 MiB; gzip and deflate take 0.1 MiB.
     pub window_bytes_max: u64,
 }
 
 impl Default for Limits {
     /// Output: as much as is read of a body that is not encoded. Input: chats shrink to a third or
     /// less, so 1 MiB of it is more than 700,000 tokens. Ratio: chats reach 10, and a bomb's first
-    /// 1 MiB costs a millisecond. Window: what RFC 9659 lets zstd have in HTTP; the levels that
-    /// encoders choose by themselves stay at 4 MiB.
+    /// 1 MiB costs a millisecond. Window: by themselves encoders choose 2 MiB (zstd) and 4 MiB
+    /// (brotli), and a VM keeps what its largest decoder took.
     fn default() -> Self {
         Self {
             input_bytes_max: 1 << 20,
             output_bytes_max: 8 << 20,
             ratio_max: 100,
             ratio_free_bytes: 1 << 20,
-            window_bytes_max: 8 << 20,
+            window_bytes_max: 4 << 20,
         }
     }
 }
