@@ -47,6 +47,8 @@ pub struct Pool {
     pub routing: Routing,
     /// What load may do to the choice.
     pub bounds: Bounds,
+    /// Whether the first choice goes out by itself, for Envoy to check its health.
+    pub strict_health: bool,
 }
 
 /// Where a pool's host list comes from.
@@ -191,6 +193,7 @@ fn parse_pool(pool: &Group<'_>) -> Result<Pool, ConfigError> {
         hosts,
         routing,
         bounds: Bounds { limit, panic_rule },
+        strict_health: pool.bool(&opt::STRICT_HEALTH)?.unwrap_or_default(),
     })
 }
 

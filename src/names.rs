@@ -6,6 +6,10 @@
 /// The ordered list of hosts, from the filter to `override_host`.
 pub const ROUTE_HOST: &str = "x-prefix-route-host";
 
+/// The first host alone, in base64, from the filter to Envoy's `stateful_session`, which checks
+/// its health (envoy/strict-health.yaml). The others follow in [`ROUTE_HOST`].
+pub const ROUTE_FIRST: &str = "x-prefix-route-first";
+
 /// The pool's name, from the filter to the routes.
 pub const ROUTE_POOL: &str = "x-prefix-route-pool";
 

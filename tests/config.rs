@@ -107,6 +107,7 @@ fn the_smallest_config_has_every_default() {
                 limit: None,
                 panic_rule: true,
             },
+            strict_health: false,
         }],
         read: ReadOptions::default(),
         request: Request {
@@ -129,7 +130,7 @@ fn every_option_is_taken_over() {
             "pools": [{
                 "name": "chat", "cluster": "engines",
                 "hosts": {"static": ["10.0.0.1:8000", "[FD00:0::1]:8000"]},
-                "limit": 4, "panic_rule": false
+                "limit": 4, "panic_rule": false, "strict_health": true
             }],
             "seed": 18446744073709551615,
             "request": {
@@ -151,6 +152,7 @@ fn every_option_is_taken_over() {
                 limit: Some(4),
                 panic_rule: false,
             },
+            strict_health: true,
         }],
         read: ReadOptions {
             seed: u64::MAX,

@@ -22,7 +22,12 @@ fn listing() -> String {
             format!("{:?} {}{{{labels}}}", metric.kind, metric.name).to_lowercase()
         })
         .collect();
-    for header in [names::ROUTE_HOST, names::ROUTE_POOL, names::DEBUG_REQUEST] {
+    for header in [
+        names::ROUTE_HOST,
+        names::ROUTE_FIRST,
+        names::ROUTE_POOL,
+        names::DEBUG_REQUEST,
+    ] {
         lines.push(format!("request header {header}"));
     }
     for header in [
@@ -109,6 +114,10 @@ fn every_shipped_config_makes_labels_of_every_label() {
             let rule = format!("tag_name: {label}, regex: '(\\.{label}\\.=\\.(.+?)\\.=)'");
             assert!(text.contains(&rule), "{} lacks {rule}", file.display());
         }
+        // Only a listener that obeys this header has to strip it.
+        let obeys = text.contains(&format!("name: {}", names::ROUTE_FIRST));
+        let strips = text.contains(&format!("- remove: {}\n", names::ROUTE_FIRST));
+        assert_eq!(obeys, strips, "{}", file.display());
     }
 }
 
@@ -120,5 +129,9 @@ fn every_shipped_listener_strips_the_headers_of_the_filter() {
             let rule = format!("- remove: {header}\n");
             assert!(text.contains(&rule), "{} lacks {rule}", file.display());
         }
+        // Only a listener that obeys this header has to strip it.
+        let obeys = text.contains(&format!("name: {}", names::ROUTE_FIRST));
+        let strips = text.contains(&format!("- remove: {}\n", names::ROUTE_FIRST));
+        assert_eq!(obeys, strips, "{}", file.display());
     }
 }

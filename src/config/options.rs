@@ -219,6 +219,9 @@ options! {
     PANIC_RULE: "/pools/*/panic_rule", Kind::Bool, Absent::Bool(true),
         "Ignore `limit` while the mean in flight is at least half of it: spilling would then \
          only spread every prefix over every cache. `false` makes the limit hard.";
+    STRICT_HEALTH: "/pools/*/strict_health", Kind::Bool, Absent::Bool(false),
+        "Let Envoy check the first choice's health once more when it sends the request. Needs the \
+         filters of envoy/strict-health.yaml.";
     SEED: "/seed", Kind::Seed, Absent::Integer(0),
         "Mixed into every key, so that outsiders cannot aim at a host. The same on all gateways.";
     REQUEST: "/request", Kind::Object, Absent::Means("all defaults"),

@@ -85,6 +85,11 @@ pub fn set_response_header(name: &str, value: &str) {
     let _ = hostcalls::set_map_value(MapType::HttpResponseHeaders, name, Some(value));
 }
 
+/// Removes a response header: the response's header callback.
+pub fn remove_response_header(name: &str) {
+    let _ = hostcalls::remove_map_value(MapType::HttpResponseHeaders, name);
+}
+
 /// Bytes of the request's body that the proxy holds: body and trailer callbacks.
 pub fn request_body(start: u64, len: u64) -> Vec<u8> {
     buffer(BufferType::HttpRequestBody, start, len)

@@ -133,9 +133,8 @@ impl Http {
             return;
         };
         let placed = self.worker.place(&prompt, &mut self.request);
-        let hosts = self.worker.addresses(&placed.placement.hosts);
-        if !hosts.is_empty() {
-            host::set_request_header(names::ROUTE_HOST, &hosts);
+        for (name, value) in self.worker.route_headers(&placed.placement.hosts) {
+            host::set_request_header(name, &value);
         }
         debug!(
             "request {}: {} of {}",
@@ -183,6 +182,7 @@ impl HttpContext for Http {
     fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
         // Early header mutation strips it as well; this covers a config without it.
         host::remove_request_header(names::ROUTE_HOST);
+        host::remove_request_header(names::ROUTE_FIRST);
         host::remove_request_header(names::ROUTE_POOL);
         self.debug_headers = match self.worker.config.debug_headers {
             DebugHeaders::Off => false,
@@ -216,6 +216,10 @@ impl HttpContext for Http {
             .and_then(|address| self.worker.seat_of(address));
         let changes = self.request.served_by(seat);
         self.write(changes);
+        if self.worker.strict_health() {
+            // Envoy's stateful_session tells clients of another host than the first choice.
+            host::remove_response_header(names::ROUTE_FIRST);
+        }
         if self.debug_headers {
             self.write_debug_headers(address.as_deref());
         }

@@ -5,6 +5,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+
 use super::host::{self, Shared};
 use super::metrics::Metrics;
 use crate::config::{Config, Pool, Routing};
@@ -82,14 +84,27 @@ impl Worker {
         placed
     }
 
-    /// The header value that names these hosts.
-    pub fn addresses(&self, hosts: &[Candidate]) -> String {
+    /// The headers that name these hosts.
+    pub fn route_headers(&self, hosts: &[Candidate]) -> Vec<(&'static str, String)> {
         let view = self.view();
-        let addresses: Vec<&str> = hosts
+        let mut addresses: Vec<&str> = hosts
             .iter()
             .filter_map(|host| view.address_of(host.seat))
             .collect();
-        addresses.join(",")
+        let mut headers = Vec::new();
+        if self.strict_health() && !addresses.is_empty() {
+            let first = addresses.remove(0);
+            headers.push((names::ROUTE_FIRST, BASE64_STANDARD.encode(first)));
+        }
+        if !addresses.is_empty() {
+            headers.push((names::ROUTE_HOST, addresses.join(",")));
+        }
+        headers
+    }
+
+    /// Whether the first choice goes out by itself.
+    pub fn strict_health(&self) -> bool {
+        self.config.pools.iter().any(|pool| pool.strict_health)
     }
 
     /// The place of a host in the loads.

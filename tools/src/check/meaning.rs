@@ -15,6 +15,7 @@ pub(super) fn of(config: &Config) -> Vec<String> {
         lines.push(row("hosts", &hosts(&pool.hosts)));
         lines.push(row("routing", &routing(pool)));
         lines.push(row("limit", &limit(pool)));
+        lines.push(row("health", health(pool)));
     }
     lines.push("requests".into());
     let request = &config.request;
@@ -83,6 +84,17 @@ fn limit(pool: &Pool) -> String {
         "hard"
     };
     format!("{limit} requests in flight per host and gateway, {rule}")
+}
+
+fn health(pool: &Pool) -> &'static str {
+    match (&pool.hosts, pool.strict_health) {
+        (HostSource::Admin { .. }, false) => "as of the last poll",
+        (HostSource::Admin { .. }, true) => {
+            "as of the last poll; of the first choice as of sending"
+        }
+        (HostSource::Static(_), false) => "not known",
+        (HostSource::Static(_), true) => "known of the first choice, as of sending",
+    }
 }
 
 fn size(bytes: u32) -> String {

@@ -197,6 +197,16 @@ fn bootstrap_warnings(document: &Value, config: &Config) -> Vec<String> {
             ));
         }
     }
+    let strict = config.pools.iter().any(|pool| pool.strict_health);
+    if strict
+        && !document
+            .to_string()
+            .contains("stateful_session.v3.StatefulSession")
+    {
+        warnings.push(
+            "strict_health without the filter stateful_session: no first choice is obeyed".into(),
+        );
+    }
     if !tags.contains(&names::POOL) {
         warnings.push("metrics have no labels: copy stats_config from envoy/envoy.yaml".into());
     }
