@@ -20,9 +20,12 @@ pub const KEY_BYTES_MAX: usize = 128;
 /// costs one call per KiB and not one per line.
 const SCRATCH_BYTES: usize = 1024;
 
-/// Runs of at least this length are handed out where they lie: copying them would cost more than
-/// the call that is saved.
-const RUN_BYTES_MIN: usize = 256;
+/// Runs are copied eight bytes at a time while it is looked for their end. From this length on
+/// they are handed out where they lie.
+const RUN_BYTES_MAX: usize = 256;
+
+/// Bytes that are copied in one step.
+const WORD: usize = 8;
 
 /// An object or an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +63,11 @@ pub trait Handler {
     fn literal(&mut self, piece: &[u8]);
     /// The number or word is complete.
     fn literal_end(&mut self);
+    /// A number or word that lies in one window.
+    fn literal_whole(&mut self, whole: &[u8]) {
+        self.literal(whole);
+        self.literal_end();
+    }
 }
 
 /// How far a body has come.
@@ -109,14 +117,15 @@ pub struct Tokenizer {
     state: State,
     /// Bytes of a byte-order mark seen so far; 3 when none can follow any more.
     mark: u8,
-    /// One bit a level: set for an object.
+    /// One bit a level below the innermost: set for an object.
     objects: [u64; 4],
+    /// Whether the innermost container is an object.
+    in_object: bool,
     depth: u32,
     /// Containers open inside the one that is passed over, itself included.
     over: u64,
     in_key: bool,
-    key: [u8; KEY_BYTES_MAX],
-    key_len: usize,
+    /// Unescaped text that is not handed out yet; of a key, all of it that fits.
     scratch: [u8; SCRATCH_BYTES],
     scratch_len: usize,
     unicode: u16,
@@ -131,11 +140,10 @@ impl Default for Tokenizer {
             state: State::Value,
             mark: 0,
             objects: [0; 4],
+            in_object: false,
             depth: 0,
             over: 0,
             in_key: false,
-            key: [0; KEY_BYTES_MAX],
-            key_len: 0,
             scratch: [0; SCRATCH_BYTES],
             scratch_len: 0,
             unicode: 0,
@@ -150,22 +158,7 @@ const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
 impl Tokenizer {
     /// Reads the next window. Everything of it that can be said is said before this returns.
     pub fn feed(&mut self, window: &[u8], handler: &mut impl Handler) {
-        let mut rest = window;
-        while self.mark < 3 && !rest.is_empty() {
-            let expected = BYTE_ORDER_MARK.get(usize::from(self.mark)).copied();
-            match rest.split_first() {
-                Some((&byte, tail)) if Some(byte) == expected => {
-                    self.mark += 1;
-                    rest = tail;
-                }
-                _ => {
-                    if self.mark != 0 {
-                        self.state = State::Broken;
-                    }
-                    self.mark = 3;
-                }
-            }
-        }
+        let mut rest = self.skip_mark(window);
         while !rest.is_empty() {
             rest = match self.state {
                 State::Text => self.text(rest, handler),
@@ -182,7 +175,9 @@ impl Tokenizer {
                 _ => self.structure(rest, handler),
             };
         }
-        self.flush(handler);
+        if !self.in_key {
+            self.flush(handler);
+        }
     }
 
     /// Ends the input: a number at its very end is complete now. Returns how far the body came.
@@ -204,62 +199,71 @@ impl Tokenizer {
         }
     }
 
-    fn structure<'a>(&mut self, rest: &'a [u8], handler: &mut impl Handler) -> &'a [u8] {
-        let Some((&byte, tail)) = rest.split_first() else {
-            return rest;
-        };
-        match (self.state, byte) {
-            (_, b' ' | b'\n' | b'\r' | b'\t') => {}
-            (State::Value | State::Key, b',') => {}
-            (State::Value, b'{') => self.begin(Container::Object, handler),
-            (State::Value, b'[') => self.begin(Container::Array, handler),
-            (State::Value, b'"') => {
-                self.in_key = false;
-                self.state = State::Text;
-                handler.string_begin();
+    /// Passes over a byte-order mark at the body's start.
+    fn skip_mark<'a>(&mut self, window: &'a [u8]) -> &'a [u8] {
+        let mut rest = window;
+        while self.mark < 3 {
+            let Some((&byte, tail)) = rest.split_first() else {
+                break;
+            };
+            if BYTE_ORDER_MARK.get(usize::from(self.mark)) == Some(&byte) {
+                self.mark += 1;
+                rest = tail;
+                continue;
             }
-            (State::Value, b'-' | b'+' | b'.' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z') => {
-                self.state = State::Literal;
-                return rest;
+            if self.mark != 0 {
+                self.state = State::Broken;
             }
-            (State::Key, b'"') => {
-                self.in_key = true;
-                self.key_len = 0;
-                self.state = State::Text;
-            }
-            (State::Colon, b':') => self.state = State::Value,
-            (State::After, b',') => {
-                self.state = if self.in_object() {
-                    State::Key
-                } else {
-                    State::Value
-                };
-            }
-            (State::After | State::Key, b'}') if self.in_object() => self.end(handler),
-            (State::After | State::Value, b']') if self.depth > 0 && !self.in_object() => {
-                self.end(handler);
-            }
-            _ => self.state = State::Broken,
+            self.mark = 3;
         }
-        tail
+        rest
     }
 
-    fn in_object(&self) -> bool {
-        let Some(level) = self.depth.checked_sub(1) else {
-            return false;
-        };
-        let bits = self
-            .objects
-            .get((level / 64) as usize)
-            .copied()
-            .unwrap_or(0);
-        bits >> (level % 64) & 1 == 1
+    /// Everything between strings and numbers.
+    fn structure<'a>(&mut self, window: &'a [u8], handler: &mut impl Handler) -> &'a [u8] {
+        let mut rest = window;
+        while let Some((&byte, tail)) = rest.split_first() {
+            match (self.state, byte) {
+                (_, b' ' | b'\n' | b'\r' | b'\t') => {}
+                (State::After, b',') if self.in_object => self.state = State::Key,
+                (State::After, b',') => self.state = State::Value,
+                (State::Colon, b':') => self.state = State::Value,
+                (State::Key, b'"') => {
+                    self.in_key = true;
+                    self.state = State::Text;
+                    return tail;
+                }
+                (State::Value, b'"') => {
+                    self.state = State::Text;
+                    handler.string_begin();
+                    return tail;
+                }
+                (State::Value, b'{') => self.begin(Container::Object, handler),
+                (State::Value, b'[') => self.begin(Container::Array, handler),
+                (State::After | State::Key, b'}') if self.in_object => self.end(handler),
+                (State::After | State::Value, b']') if self.depth > 0 && !self.in_object => {
+                    self.end(handler);
+                }
+                (State::Value, _) if is_literal(byte) => {
+                    rest = self.literal_begin(rest, handler);
+                    continue;
+                }
+                // One comma too many, where a value or a key could begin.
+                (State::Value | State::Key, b',') => {}
+                (State::Over, _) => return rest,
+                _ => {
+                    self.state = State::Broken;
+                    return &[];
+                }
+            }
+            rest = tail;
+        }
+        rest
     }
 
     fn begin(&mut self, container: Container, handler: &mut impl Handler) {
         if self.depth == DEPTH_MAX {
-            handler.literal(b"[");
-            handler.literal_end();
+            handler.literal_whole(b"[");
             self.pass_over();
             return;
         }
@@ -267,18 +271,22 @@ impl Tokenizer {
             self.pass_over();
             return;
         }
-        if let Some(bits) = self.objects.get_mut((self.depth / 64) as usize) {
-            let bit = 1 << (self.depth % 64);
-            match container {
-                Container::Object => *bits |= bit,
-                Container::Array => *bits &= !bit,
-            }
-        }
+        self.remember(self.in_object);
         self.depth += 1;
-        self.state = match container {
-            Container::Object => State::Key,
-            Container::Array => State::Value,
+        self.in_object = container == Container::Object;
+        self.state = if self.in_object {
+            State::Key
+        } else {
+            State::Value
         };
+    }
+
+    /// Keeps the kind of the container that is no longer the innermost.
+    fn remember(&mut self, object: bool) {
+        let bit = 1 << (self.depth % 64);
+        if let Some(bits) = self.objects.get_mut((self.depth / 64) as usize) {
+            *bits = if object { *bits | bit } else { *bits & !bit };
+        }
     }
 
     fn pass_over(&mut self) {
@@ -288,6 +296,12 @@ impl Tokenizer {
 
     fn end(&mut self, handler: &mut impl Handler) {
         self.depth -= 1;
+        let bits = self
+            .objects
+            .get((self.depth / 64) as usize)
+            .copied()
+            .unwrap_or(0);
+        self.in_object = bits >> (self.depth % 64) & 1 == 1;
         handler.end();
         self.value_done();
     }
@@ -300,160 +314,33 @@ impl Tokenizer {
         };
     }
 
-    fn text<'a>(&mut self, rest: &'a [u8], handler: &mut impl Handler) -> &'a [u8] {
-        let Some(at) = memchr2(b'"', b'\\', rest) else {
-            self.run(rest, handler);
-            return &[];
-        };
-        let (run, tail) = rest.split_at(at);
-        self.run(run, handler);
-        let Some((&stop, tail)) = tail.split_first() else {
-            return tail;
-        };
-        if stop == b'"' {
-            self.text_end(handler);
-            return tail;
-        }
-        // The common escapes are read here, in one step; the others, and those that a window's
-        // end cuts, go through the states.
-        let simple = tail.first().copied().and_then(unescape);
-        if let (Some(byte), Some((_, tail))) = (simple, tail.split_first()) {
-            self.run(&[byte], handler);
-            return tail;
-        }
-        self.state = State::Escape;
-        tail
-    }
-
-    fn text_end(&mut self, handler: &mut impl Handler) {
-        self.lone(handler);
-        if self.in_key {
-            handler.key(self.key.get(..self.key_len).unwrap_or_default());
-            self.state = State::Colon;
-            return;
-        }
-        self.flush(handler);
-        handler.string_end();
-        self.value_done();
-    }
-
-    fn escape<'a>(&mut self, rest: &'a [u8], handler: &mut impl Handler) -> &'a [u8] {
-        let Some((&byte, tail)) = rest.split_first() else {
-            return rest;
-        };
-        self.state = State::Text;
-        match unescape(byte) {
-            Some(byte) => self.run(&[byte], handler),
-            None if byte == b'u' => {
-                self.unicode = 0;
-                self.digits = 0;
-                self.state = State::Unicode;
-            }
-            // No escape of JSON's: both bytes are taken as they are.
-            None => self.run(&[b'\\', byte], handler),
-        }
-        tail
-    }
-
-    fn unicode<'a>(&mut self, rest: &'a [u8], handler: &mut impl Handler) -> &'a [u8] {
-        let Some((&byte, tail)) = rest.split_first() else {
-            return rest;
-        };
-        let Some(digit) = char::from(byte).to_digit(16) else {
-            // Too few digits: what there was counts, and this byte is text again.
-            self.state = State::Text;
-            self.run(b"\\u", handler);
-            return rest;
-        };
-        self.unicode = self.unicode << 4 | digit as u16;
-        self.digits += 1;
-        if self.digits == 4 {
-            self.state = State::Text;
-            self.unit(self.unicode, handler);
-        }
-        tail
-    }
-
-    /// One UTF-16 unit from a `\u` escape.
-    fn unit(&mut self, unit: u16, handler: &mut impl Handler) {
-        if let (Some(high), 0xdc00..=0xdfff) = (self.high, unit) {
-            self.high = None;
-            let scalar = 0x1_0000 + ((u32::from(high) - 0xd800) << 10) + u32::from(unit) - 0xdc00;
-            let mut utf8 = [0; 4];
-            let text = char::from_u32(scalar).unwrap_or(char::REPLACEMENT_CHARACTER);
-            self.put(text.encode_utf8(&mut utf8).as_bytes(), handler);
-            return;
-        }
-        self.lone(handler);
-        if (0xd800..=0xdbff).contains(&unit) {
-            self.high = Some(unit);
-            return;
-        }
-        self.put_unit(unit, handler);
-    }
-
-    /// Lets go of a high surrogate that stayed alone.
-    fn lone(&mut self, handler: &mut impl Handler) {
-        if let Some(high) = self.high.take() {
-            self.put_unit(high, handler);
-        }
-    }
-
-    /// A unit as UTF-8 would write it, surrogates too.
-    fn put_unit(&mut self, unit: u16, handler: &mut impl Handler) {
-        let low = 0x80 | (unit & 0x3f) as u8;
-        match unit {
-            0..0x80 => self.put(&[unit as u8], handler),
-            0x80..0x800 => self.put(&[0xc0 | (unit >> 6) as u8, low], handler),
-            _ => {
-                let middle = 0x80 | (unit >> 6 & 0x3f) as u8;
-                self.put(&[0xe0 | (unit >> 12) as u8, middle, low], handler);
+    /// A number or a word; in most cases it lies in this window whole. In an array, others like it
+    /// follow.
+    fn literal_begin<'a>(&mut self, window: &'a [u8], handler: &mut impl Handler) -> &'a [u8] {
+        let mut rest = window;
+        loop {
+            let Some(end) = rest.iter().position(|&byte| !is_literal(byte)) else {
+                self.state = State::Literal;
+                handler.literal(rest);
+                return &[];
+            };
+            let (whole, tail) = rest.split_at(end);
+            handler.literal_whole(whole);
+            match tail {
+                [b',', next, ..] if !self.in_object && self.depth > 0 && is_literal(*next) => {
+                    rest = tail.get(1..).unwrap_or_default();
+                }
+                _ => {
+                    self.value_done();
+                    return tail;
+                }
             }
         }
     }
 
-    /// Text that is no part of a surrogate pair.
-    fn run(&mut self, bytes: &[u8], handler: &mut impl Handler) {
-        if bytes.is_empty() {
-            return;
-        }
-        self.lone(handler);
-        self.put(bytes, handler);
-    }
-
-    fn put(&mut self, bytes: &[u8], handler: &mut impl Handler) {
-        if self.in_key {
-            let room = self.key.get_mut(self.key_len..).unwrap_or_default();
-            let len = bytes.len().min(room.len());
-            copy(room, bytes);
-            self.key_len += len;
-            return;
-        }
-        if self.scratch_len + bytes.len() > SCRATCH_BYTES || bytes.len() >= RUN_BYTES_MIN {
-            self.flush(handler);
-        }
-        if bytes.len() >= RUN_BYTES_MIN {
-            handler.string(bytes);
-            return;
-        }
-        copy(
-            self.scratch.get_mut(self.scratch_len..).unwrap_or_default(),
-            bytes,
-        );
-        self.scratch_len += bytes.len();
-    }
-
-    fn flush(&mut self, handler: &mut impl Handler) {
-        if self.scratch_len > 0 {
-            handler.string(self.scratch.get(..self.scratch_len).unwrap_or_default());
-            self.scratch_len = 0;
-        }
-    }
-
+    /// The rest of a number or a word.
     fn literal<'a>(&mut self, rest: &'a [u8], handler: &mut impl Handler) -> &'a [u8] {
-        let end = rest
-            .iter()
-            .position(|byte| !byte.is_ascii_alphanumeric() && !matches!(byte, b'-' | b'+' | b'.'));
+        let end = rest.iter().position(|&byte| !is_literal(byte));
         let (piece, tail) = rest.split_at(end.unwrap_or(rest.len()));
         if !piece.is_empty() {
             handler.literal(piece);
@@ -490,14 +377,273 @@ impl Tokenizer {
         let Some(at) = memchr2(b'"', b'\\', rest) else {
             return &[];
         };
-        self.state = if rest.get(at) == Some(&b'"') {
-            State::Over
-        } else {
-            State::OverEscape
+        self.state = match rest.get(at) {
+            Some(b'"') => State::Over,
+            _ => State::OverEscape,
         };
         rest.get(at + 1..).unwrap_or_default()
     }
 }
+
+/// Strings and keys.
+impl Tokenizer {
+    fn text<'a>(&mut self, window: &'a [u8], handler: &mut impl Handler) -> &'a [u8] {
+        let mut rest = window;
+        loop {
+            if self.high.is_some() && rest.first().is_some_and(|&byte| byte != b'\\') {
+                self.lone(handler);
+            }
+            rest = self.run(rest, handler);
+            match rest {
+                [b'"', tail @ ..] => {
+                    self.text_end(handler);
+                    return tail;
+                }
+                [b'\\', b'u', a, b, c, d, tail @ ..] => {
+                    let Some(unit) = unit_of([*a, *b, *c, *d]) else {
+                        break;
+                    };
+                    self.unit(unit, handler);
+                    rest = tail;
+                }
+                [b'\\', letter, tail @ ..] => {
+                    let Some(byte) = unescape(*letter) else {
+                        break;
+                    };
+                    self.lone(handler);
+                    self.put(&[byte], handler);
+                    rest = tail;
+                }
+                [] => return rest,
+                _ => break,
+            }
+        }
+        // An escape that the window cuts, or that is none of JSON's: byte by byte.
+        self.state = State::Escape;
+        rest.get(1..).unwrap_or_default()
+    }
+
+    /// Copies or hands out everything up to the next quote or backslash, and returns the rest.
+    fn run<'a>(&mut self, window: &'a [u8], handler: &mut impl Handler) -> &'a [u8] {
+        let mut at = 0;
+        while at < RUN_BYTES_MAX {
+            let Some(word) = window.get(at..).and_then(<[u8]>::first_chunk::<WORD>) else {
+                return self.run_end(window, at, handler);
+            };
+            if self.scratch_len + WORD > SCRATCH_BYTES {
+                self.flush(handler);
+            }
+            let room = self.scratch.get_mut(self.scratch_len..);
+            if let Some(room) = room.and_then(<[u8]>::first_chunk_mut::<WORD>) {
+                *room = *word;
+            }
+            let stops = stops(u64::from_le_bytes(*word));
+            if stops != 0 {
+                let len = (stops.trailing_zeros() / 8) as usize;
+                self.scratch_len += len;
+                return window.get(at + len..).unwrap_or_default();
+            }
+            self.scratch_len += WORD;
+            at += WORD;
+        }
+        let long = window.get(at..).unwrap_or_default();
+        let end = memchr2(b'"', b'\\', long).unwrap_or(long.len());
+        let (run, rest) = long.split_at(end);
+        if !self.in_key && !run.is_empty() {
+            self.flush(handler);
+            handler.string(run);
+        }
+        rest
+    }
+
+    /// The last bytes of a window, one by one.
+    fn run_end<'a>(&mut self, window: &'a [u8], at: usize, handler: &mut impl Handler) -> &'a [u8] {
+        let rest = window.get(at..).unwrap_or_default();
+        let end = rest.iter().position(|byte| matches!(byte, b'"' | b'\\'));
+        let (run, rest) = rest.split_at(end.unwrap_or(rest.len()));
+        self.put(run, handler);
+        rest
+    }
+
+    fn text_end(&mut self, handler: &mut impl Handler) {
+        self.lone(handler);
+        if self.in_key {
+            let len = self.scratch_len.min(KEY_BYTES_MAX);
+            handler.key(self.scratch.get(..len).unwrap_or_default());
+            self.scratch_len = 0;
+            self.in_key = false;
+            self.state = State::Colon;
+            return;
+        }
+        self.flush(handler);
+        handler.string_end();
+        self.value_done();
+    }
+
+    fn escape<'a>(&mut self, rest: &'a [u8], handler: &mut impl Handler) -> &'a [u8] {
+        let Some((&byte, tail)) = rest.split_first() else {
+            return rest;
+        };
+        self.state = State::Text;
+        if byte == b'u' {
+            self.unicode = 0;
+            self.digits = 0;
+            self.state = State::Unicode;
+            return tail;
+        }
+        self.lone(handler);
+        match unescape(byte) {
+            Some(byte) => self.put(&[byte], handler),
+            // No escape of JSON's: both bytes are taken as they are.
+            None => self.put(&[b'\\', byte], handler),
+        }
+        tail
+    }
+
+    fn unicode<'a>(&mut self, rest: &'a [u8], handler: &mut impl Handler) -> &'a [u8] {
+        let Some((&byte, tail)) = rest.split_first() else {
+            return rest;
+        };
+        let Some(digit) = char::from(byte).to_digit(16) else {
+            // Too few digits: the escape is dropped, and this byte is text again.
+            self.state = State::Text;
+            self.lone(handler);
+            self.put(b"\\u", handler);
+            return rest;
+        };
+        self.unicode = self.unicode << 4 | digit as u16;
+        self.digits += 1;
+        if self.digits == 4 {
+            self.state = State::Text;
+            self.unit(self.unicode, handler);
+        }
+        tail
+    }
+
+    /// One UTF-16 unit from a `\u` escape.
+    fn unit(&mut self, unit: u16, handler: &mut impl Handler) {
+        if let (Some(high), 0xdc00..=0xdfff) = (self.high, unit) {
+            self.high = None;
+            let scalar = 0x1_0000 + ((u32::from(high) & 0x3ff) << 10) + (u32::from(unit) & 0x3ff);
+            let low = |shift: u32| 0x80 | (scalar >> shift & 0x3f) as u8;
+            self.put(
+                &[0xf0 | (scalar >> 18) as u8, low(12), low(6), low(0)],
+                handler,
+            );
+            return;
+        }
+        self.lone(handler);
+        if (0xd800..=0xdbff).contains(&unit) {
+            self.high = Some(unit);
+            return;
+        }
+        self.put_unit(unit, handler);
+    }
+
+    /// Lets go of a high surrogate that stayed alone.
+    fn lone(&mut self, handler: &mut impl Handler) {
+        if let Some(high) = self.high.take() {
+            self.put_unit(high, handler);
+        }
+    }
+
+    /// A unit as UTF-8 would write it, surrogates too.
+    fn put_unit(&mut self, unit: u16, handler: &mut impl Handler) {
+        let low = 0x80 | (unit & 0x3f) as u8;
+        match unit {
+            0..0x80 => self.put(&[unit as u8], handler),
+            0x80..0x800 => self.put(&[0xc0 | (unit >> 6) as u8, low], handler),
+            _ => {
+                let middle = 0x80 | (unit >> 6 & 0x3f) as u8;
+                self.put(&[0xe0 | (unit >> 12) as u8, middle, low], handler);
+            }
+        }
+    }
+
+    /// A few bytes, at most a word of them.
+    fn put(&mut self, bytes: &[u8], handler: &mut impl Handler) {
+        if self.scratch_len + bytes.len() > SCRATCH_BYTES {
+            self.flush(handler);
+        }
+        let end = self.scratch_len + bytes.len();
+        if let Some(room) = self.scratch.get_mut(self.scratch_len..end) {
+            for (to, from) in room.iter_mut().zip(bytes) {
+                *to = *from;
+            }
+            self.scratch_len = end;
+        }
+    }
+
+    /// Hands out what was gathered. What a key has beyond the room is dropped.
+    fn flush(&mut self, handler: &mut impl Handler) {
+        if self.in_key {
+            self.scratch_len = self.scratch_len.min(KEY_BYTES_MAX);
+        } else if self.scratch_len > 0 {
+            handler.string(self.scratch.get(..self.scratch_len).unwrap_or_default());
+            self.scratch_len = 0;
+        }
+    }
+}
+
+/// Whether a byte may stand in a number or a word. Tolerant: `NaN` and `+1` are what some write.
+fn is_literal(byte: u8) -> bool {
+    LITERALS.get(usize::from(byte)).copied().unwrap_or(false)
+}
+
+/// [`is_literal`] of every byte.
+const LITERALS: [bool; 256] = {
+    let mut literals = [false; 256];
+    let mut byte = 0_u8;
+    let mut rest = literals.as_mut_slice();
+    while let Some((place, tail)) = rest.split_first_mut() {
+        *place = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'+' | b'.');
+        byte = byte.wrapping_add(1);
+        rest = tail;
+    }
+    literals
+};
+
+/// The high bit of every byte of a word that is a quote or a backslash, up to the first of them.
+/// (Bytes behind it may be marked wrongly.) Source: Mycroft's test for a zero byte.
+fn stops(word: u64) -> u64 {
+    const ONES: u64 = u64::from_le_bytes([1; WORD]);
+    const HIGHS: u64 = ONES << 7;
+    let zero = |word: u64| word.wrapping_sub(ONES) & !word & HIGHS;
+    zero(word ^ (ONES * b'"' as u64)) | zero(word ^ (ONES * b'\\' as u64))
+}
+
+/// The UTF-16 unit of four hexadecimal digits.
+fn unit_of(digits: [u8; 4]) -> Option<u16> {
+    let mut unit = 0;
+    let mut wrong = 0;
+    for digit in digits {
+        let value = HEX.get(usize::from(digit)).copied().unwrap_or(NO_HEX);
+        wrong |= value;
+        unit = unit << 4 | u16::from(value);
+    }
+    (wrong & NO_HEX == 0).then_some(unit)
+}
+
+/// Set in what is no hexadecimal digit.
+const NO_HEX: u8 = 0x80;
+
+/// The value of every byte as a hexadecimal digit.
+const HEX: [u8; 256] = {
+    let mut values = [NO_HEX; 256];
+    let mut byte = 0_u8;
+    let mut rest = values.as_mut_slice();
+    while let Some((place, tail)) = rest.split_first_mut() {
+        *place = match byte {
+            b'0'..=b'9' => byte - b'0',
+            b'a'..=b'f' => byte - b'a' + 10,
+            b'A'..=b'F' => byte - b'A' + 10,
+            _ => NO_HEX,
+        };
+        byte = byte.wrapping_add(1);
+        rest = tail;
+    }
+    values
+};
 
 /// The byte that a one-letter escape stands for.
 fn unescape(letter: u8) -> Option<u8> {
@@ -510,12 +656,4 @@ fn unescape(letter: u8) -> Option<u8> {
         b'f' => 12,
         _ => return None,
     })
-}
-
-/// Copies as much as fits.
-fn copy(to: &mut [u8], from: &[u8]) {
-    let len = to.len().min(from.len());
-    if let (Some(to), Some(from)) = (to.get_mut(..len), from.get(..len)) {
-        to.copy_from_slice(from);
-    }
 }

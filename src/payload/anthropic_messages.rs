@@ -1,7 +1,7 @@
 //! Anthropic messages and its token count: `system` lies beside the messages.
 
 use super::Family;
-use super::walk::Node;
+use super::node::Node;
 
 pub(super) const FAMILY: Family = Family {
     api: "anthropic_messages",

@@ -1,7 +1,7 @@
 //! Bedrock's Converse: the model in the path, tools in `toolConfig`.
 
 use super::Family;
-use super::walk::Node;
+use super::node::Node;
 
 pub(super) const FAMILY: Family = Family {
     api: "bedrock_converse",

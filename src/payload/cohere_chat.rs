@@ -1,7 +1,7 @@
 //! Cohere's chat API, version 2; `documents` are rendered before the conversation (common.rs).
 
 use super::Family;
-use super::walk::Node;
+use super::node::Node;
 
 pub(super) const FAMILY: Family = Family {
     api: "cohere_chat",

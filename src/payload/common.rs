@@ -2,7 +2,7 @@
 //!
 //! Not here: members that hold a prompt (the family files).
 
-use super::walk::{Node, Seed};
+use super::node::{Node, Seed};
 
 /// Sampling fields, `user`, `metadata` and the like do not change what is rendered; grammars
 /// (`response_format`, `guided_*`) do not either.

@@ -1,7 +1,7 @@
 //! Gemini's generateContent and its kin: `contents` of `parts`, the model in the path.
 
 use super::Family;
-use super::walk::{Node, Seed};
+use super::node::{Node, Seed};
 
 pub(super) const FAMILY: Family = Family {
     api: "gemini",

@@ -4,7 +4,7 @@
 //!
 //! Not here: the members of a body (the family files).
 
-use super::walk::Node;
+use super::node::Node;
 
 /// A message. Whatever is not named here is not surely rendered (ids, status, annotations).
 pub(super) fn member(key: &[u8]) -> Node {

@@ -12,6 +12,7 @@ pub mod decode;
 mod gemini;
 mod message;
 mod native;
+mod node;
 mod ollama_chat;
 mod ollama_generate;
 mod openai_chat;
@@ -19,6 +20,7 @@ mod openai_completions;
 mod openai_embeddings;
 mod openai_responses;
 mod path;
+mod plan;
 mod pointer;
 mod pooling;
 mod reader;
@@ -30,9 +32,10 @@ mod triton_infer;
 mod vllm_generate;
 mod walk;
 
+pub use plan::Plan;
 pub use reader::{Reader, Reading};
 
-use walk::Node;
+use node::Node;
 
 /// One API: where it is found, and what its members mean.
 struct Family {

@@ -1,7 +1,7 @@
 //! Ollama's chat API. It streams unless told otherwise.
 
 use super::Family;
-use super::walk::Node;
+use super::node::Node;
 
 pub(super) const FAMILY: Family = Family {
     api: "ollama_chat",

@@ -2,7 +2,7 @@
 //! otherwise.
 
 use super::Family;
-use super::walk::{Node, Seed};
+use super::node::{Node, Seed};
 
 pub(super) const FAMILY: Family = Family {
     api: "ollama_generate",

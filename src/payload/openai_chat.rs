@@ -1,7 +1,7 @@
 //! OpenAI chat completions, as vLLM, SGLang, TGI and TensorRT-LLM serve them.
 
 use super::Family;
-use super::walk::Node;
+use super::node::Node;
 
 pub(super) const FAMILY: Family = Family {
     api: "openai_chat",

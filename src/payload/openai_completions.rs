@@ -1,7 +1,7 @@
 //! OpenAI completions: a text, token ids, or a batch of either.
 
 use super::Family;
-use super::walk::Node;
+use super::node::Node;
 
 pub(super) const FAMILY: Family = Family {
     api: "openai_completions",

@@ -1,7 +1,7 @@
 //! OpenAI embeddings: no cache helps them, so they get no affinity.
 
 use super::Family;
-use super::walk::Node;
+use super::node::Node;
 
 pub(super) const FAMILY: Family = Family {
     api: "openai_embeddings",

@@ -3,7 +3,7 @@
 //! `previous_response_id` and `conversation` name state that one engine holds (common.rs).
 
 use super::Family;
-use super::walk::Node;
+use super::node::Node;
 
 pub(super) const FAMILY: Family = Family {
     api: "openai_responses",

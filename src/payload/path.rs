@@ -3,7 +3,9 @@
 //! Guarantee: query, trailing slash, doubled slashes and any prefix are tolerated; the longest
 //! ending wins. Not here: bodies.
 
-use super::{FAMILIES, Family};
+use memchr::memchr;
+
+use super::{FAMILIES, NATIVE};
 
 /// Segments of a path that are looked at: the longest ending has five.
 const SEGMENTS_MAX: usize = 6;
@@ -13,8 +15,12 @@ const SEGMENTS_MAX: usize = 6;
 pub(super) struct Found {
     /// One bit a family.
     pub(super) families: u32,
+    /// Whether JSON pointers say where the prompt lies.
+    pub(super) native: bool,
     /// The model, where it is part of the path.
     pub(super) model: Option<Vec<u8>>,
+    /// Whether the path asks for a streamed answer.
+    pub(super) streams: bool,
 }
 
 /// The families of a path; all that a shape can tell, if it says nothing.
@@ -31,7 +37,11 @@ pub(super) fn find(path: &[u8]) -> Found {
     let mut found = Found::default();
     let mut length = 0;
     for (index, family) in FAMILIES.iter().enumerate() {
-        for ending in family.paths {
+        for ending in family
+            .paths
+            .iter()
+            .filter(|ending| may_end(&segments, ending))
+        {
             let Some((segments, model)) = matches(&segments, ending) else {
                 continue;
             };
@@ -45,36 +55,38 @@ pub(super) fn find(path: &[u8]) -> Found {
             }
         }
     }
-    let any_shape = |family: &&Family| family.any_shape;
-    let only = FAMILIES
+    let mut only = FAMILIES
         .iter()
         .enumerate()
         .filter(|(index, _)| found.families >> index & 1 == 1);
-    if only.clone().all(|(_, family)| any_shape(family)) {
+    if only.all(|(_, family)| family.any_shape) {
         for (index, family) in FAMILIES.iter().enumerate() {
             if family.by_shape {
                 found.families |= 1 << index;
             }
         }
     }
+    found.native = found.families >> NATIVE & 1 == 1;
+    found.streams = segments.first().is_some_and(|last| streams(last));
     found
 }
 
-/// Whether a path asks for a streamed answer (`/generate_stream`, `:streamGenerateContent`).
-pub(super) fn streams(path: &[u8]) -> bool {
-    let path = path
-        .split(|byte| matches!(byte, b'?' | b'#'))
-        .next()
-        .unwrap_or_default();
-    let last = path
-        .rsplit(|&byte| byte == b'/')
-        .find(|segment| !segment.is_empty());
-    last.is_some_and(|segment| {
-        segment
-            .to_ascii_lowercase()
-            .windows(6)
-            .any(|part| part == b"stream")
-    })
+/// Whether a path's last segment asks for a streamed answer (`generate_stream`,
+/// `converse-stream`, `model:streamGenerateContent`).
+fn streams(segment: &[u8]) -> bool {
+    segment
+        .windows(STREAM.len())
+        .any(|window| window.eq_ignore_ascii_case(STREAM))
+}
+
+const STREAM: &[u8] = b"stream";
+
+/// A cheap test that passes over most endings: the last segments must be equal, or both have a
+/// colon, which sets a method apart from the model.
+fn may_end(segments: &[&[u8]], ending: &str) -> bool {
+    let last = segments.first().copied().unwrap_or_default();
+    let ending = ending.as_bytes();
+    ending.ends_with(last) || (last.contains(&b':') && ending.contains(&b':'))
 }
 
 /// Whether a path, as segments from its end, has an ending: its length, and the model in it.
@@ -83,17 +95,18 @@ fn matches(segments: &[&[u8]], ending: &str) -> Option<(usize, Option<Vec<u8>>)>
     let mut length = 0;
     for (at, pattern) in ending.rsplit('/').enumerate() {
         let segment = segments.get(at)?;
-        match pattern.split_once("{model}") {
-            None if *segment == pattern.as_bytes() => {}
-            None if pattern.starts_with('{') => {}
-            None => return None,
-            Some((before, after)) => {
-                let name = segment.strip_prefix(before.as_bytes())?;
-                let name = name.strip_suffix(after.as_bytes())?;
-                model = Some(decode(name));
-            }
-        }
         length = at + 1;
+        if *segment == pattern.as_bytes() {
+            continue;
+        }
+        // Most endings differ in their last segment: no search for a placeholder then.
+        let opening = memchr(b'{', pattern.as_bytes())?;
+        let (before, placeholder) = pattern.split_at_checked(opening)?;
+        let Some(after) = placeholder.strip_prefix("{model}") else {
+            continue;
+        };
+        let name = segment.strip_prefix(before.as_bytes())?;
+        model = Some(decode(name.strip_suffix(after.as_bytes())?));
     }
     Some((length, model))
 }

@@ -3,7 +3,7 @@
 //! Guarantee: at most [`POINTERS_MAX`] of each kind; a step costs one comparison a pointer.
 //! Not here: what is found there (walk.rs).
 
-use super::walk::INPUTS_MAX;
+use super::node::INPUTS_MAX;
 
 /// JSON pointers to prompts that are tried.
 pub(super) const POINTERS_MAX: usize = 8;
@@ -21,10 +21,12 @@ pub(super) enum Target {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pointers {
     all: Vec<(Target, Vec<Vec<u8>>)>,
+    /// Those that lead to prompts, as a set.
+    prompts: u16,
 }
 
 impl Pointers {
-    /// `prompts` are followed only where bodies have no shape of their own.
+    /// Pointers to prompts and to template inputs; what is beyond the bounds is not followed.
     pub(super) fn new(prompts: &[String], inputs: &[String]) -> Self {
         let prompts = prompts
             .iter()
@@ -36,14 +38,22 @@ impl Pointers {
             .take(INPUTS_MAX)
             .zip(0..)
             .map(|(text, slot)| (Target::Input(slot), segments(text)));
+        let all: Vec<_> = prompts.chain(inputs).collect();
+        let is_prompt = |target: &Target| matches!(target, Target::Prompt(_));
         Self {
-            all: prompts.chain(inputs).collect(),
+            prompts: (0..)
+                .zip(&all)
+                .filter(|(_, (target, _))| is_prompt(target))
+                .fold(0, |set, (bit, _): (u16, _)| set | 1 << bit),
+            all,
         }
     }
 
-    /// The pointers that start with a member of the body, as a set.
-    pub(super) fn begin(&self, key: &[u8]) -> u16 {
-        self.matching(u16::MAX, 0, key)
+    /// The pointers that start with a member of the body, as a set; those to prompts only where
+    /// bodies have no shape of their own (`native`).
+    pub(super) fn begin(&self, key: &[u8], native: bool) -> u16 {
+        let set = self.matching(u16::MAX, 0, key);
+        if native { set } else { set & !self.prompts }
     }
 
     /// One segment further: what has been reached (the first of several), and who goes on.

@@ -3,7 +3,7 @@
 //! What is compared with what makes no prefix; the texts count for the cost only.
 
 use super::Family;
-use super::walk::Node;
+use super::node::Node;
 
 pub(super) const FAMILY: Family = Family {
     api: "pooling",

@@ -3,10 +3,13 @@
 //! Guarantee: [`Reading::finish`] always gives a prompt. What was not seen is never a seed.
 //! Not here: what members mean (the family files, walk.rs).
 
+use std::sync::Arc;
+
 use xxhash_rust::xxh64::xxh64;
 
-use super::pointer::Pointers;
-use super::walk::{SKIP_BYTES_MAX, SLOT_SYSTEM, Section, Seed, Walker};
+use super::node::Seed;
+use super::plan::{Compiled, Plan};
+use super::walk::{SLOT_SYSTEM, Section, Walker};
 use super::{CacheKey, End, FAMILIES, Family, Head, ReadOptions, Tools, path, tools};
 use crate::json::{Progress, Tokenizer};
 use crate::prefix::{
@@ -24,51 +27,40 @@ pub struct Reading<S> {
     raw: Option<S>,
     /// The body's first bytes, in `fixed` mode.
     raw_fixed: Option<Chain>,
-    seed: u64,
+    plan: Arc<Compiled>,
     tenant: Option<u64>,
     path_model: Option<Vec<u8>>,
     path_streams: bool,
-    cache_key: CacheKey,
-    tools: Tools,
 }
 
 impl<S: Sink> Reading<S> {
     /// A reader for the body that follows `head`.
     #[must_use]
     pub fn new(head: &Head<'_>, options: &ReadOptions) -> Self {
+        Self::with(head, &Plan::new(options))
+    }
+
+    /// The same, with options that were made ready before.
+    #[must_use]
+    pub fn with(head: &Head<'_>, plan: &Plan) -> Self {
+        let plan = Arc::clone(&plan.0);
         let found = path::find(head.path);
-        let native = families(found.families).any(|family| family.native);
-        let prompts: &[String] = if native { &options.pointers } else { &[] };
-        let skip = options
-            .skip
-            .iter()
-            .filter(|skip| (1..=SKIP_BYTES_MAX).contains(&skip.len()))
-            .map(|skip| skip.clone().into_bytes())
-            .collect();
-        let mut raw = S::start(options.prefix_length);
+        let mut raw = S::start(plan.fixed);
         raw.open(Part::Raw);
-        let raw_fixed = options.prefix_length.map(|length| {
+        let raw_fixed = plan.fixed.map(|length| {
             let mut chain = Chain::start(Some(length));
             chain.open(Part::Raw);
             chain
         });
         Self {
             tokenizer: Tokenizer::default(),
-            walker: Walker::new(
-                found.families,
-                Pointers::new(prompts, &options.template_inputs),
-                skip,
-                options.prefix_length,
-                options.image_tokens,
-            ),
+            walker: Walker::new(found.families, found.native, Arc::clone(&plan)),
+            plan,
             raw: Some(raw),
             raw_fixed,
-            seed: options.seed,
             tenant: head.tenant.map(|tenant| xxh64(tenant, 0)),
             path_model: found.model,
-            path_streams: path::streams(head.path),
-            cache_key: options.cache_key,
-            tools: options.tools,
+            path_streams: found.streams,
         }
     }
 
@@ -119,7 +111,7 @@ impl<S: Sink> Reading<S> {
             api: "raw",
             coverage: Coverage::Raw(reason),
             affinity: raw.position() > 0,
-            seed: fold_seeds(self.seed, &[self.tenant]),
+            seed: fold_seeds(self.plan.options.seed, &[self.tenant]),
             model: None,
             checkpoints,
             bytes: raw.position(),
@@ -135,10 +127,7 @@ impl<S: Sink> Reading<S> {
     fn prompt(mut self, coverage: Coverage) -> Prompt {
         let sections = std::mem::take(&mut self.walker.sections);
         let (system, conversation) = choose(sections);
-        let model = self
-            .path_model
-            .take()
-            .or(self.walker.model.take().map(|model| model.bytes));
+        let model = self.path_model.take().or(self.walker.model.take());
         let family = system
             .as_ref()
             .or(conversation.as_ref())
@@ -147,7 +136,7 @@ impl<S: Sink> Reading<S> {
         let (prompts, rest_bytes) = conversation.as_ref().map_or((1, 0), |section| {
             (section.prompts.max(1), section.rest_bytes)
         });
-        let place = tools::place(self.tools, model.as_deref());
+        let place = tools::place(self.plan.options.tools, model.as_deref());
         let rendered = Rendered {
             tools: self.walker.tools.take(),
             place,
@@ -178,7 +167,7 @@ impl<S: Sink> Reading<S> {
             messages: rendered.messages(),
             prompts,
             fixed,
-            cache_key: match self.cache_key {
+            cache_key: match self.plan.options.cache_key {
                 CacheKey::Hint => self.walker.seed(Seed::CacheKey),
                 CacheKey::Seed | CacheKey::Ignore => None,
             },
@@ -194,14 +183,14 @@ impl<S: Sink> Reading<S> {
         let mut seeds = vec![self.tenant, model.map(|model| xxh64(model, 0))];
         let cache_key = Seed::CacheKey.slot();
         for (slot, seed) in self.walker.seeds.iter().enumerate() {
-            let counts = slot != cache_key || self.cache_key == CacheKey::Seed;
+            let counts = slot != cache_key || self.plan.options.cache_key == CacheKey::Seed;
             seeds.push(seed.filter(|_| counts));
         }
         let tools = rendered
             .tools
             .filter(|_| rendered.place == Tools::BeforeSystem);
         seeds.push(tools.map(|(hash, _)| hash));
-        fold_seeds(self.seed, &seeds)
+        fold_seeds(self.plan.options.seed, &seeds)
     }
 }
 
@@ -214,15 +203,6 @@ fn fold_seeds(seed: u64, seeds: &[Option<u64>]) -> u64 {
         }
     }
     folded
-}
-
-fn families(set: u32) -> impl Iterator<Item = &'static Family> {
-    let chosen = move |index: &usize| set >> index & 1 == 1;
-    FAMILIES
-        .iter()
-        .enumerate()
-        .filter(move |(index, _)| chosen(index))
-        .map(|(_, family)| *family)
 }
 
 /// The system section and the preferred one of the others that is not empty.

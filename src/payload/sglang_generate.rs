@@ -1,7 +1,7 @@
 //! SGLang's own API: `text`, or `input_ids` in its place.
 
 use super::Family;
-use super::walk::{Node, Seed};
+use super::node::{Node, Seed};
 
 pub(super) const FAMILY: Family = Family {
     api: "sglang_generate",

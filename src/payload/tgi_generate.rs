@@ -1,7 +1,7 @@
 //! TGI's own API.
 
 use super::Family;
-use super::walk::Node;
+use super::node::Node;
 
 pub(super) const FAMILY: Family = Family {
     api: "tgi_generate",

@@ -1,7 +1,7 @@
 //! The generate extension of Triton and KServe v2, as TensorRT-LLM and vLLM backends serve it.
 
 use super::Family;
-use super::walk::{Node, Seed};
+use super::node::{Node, Seed};
 
 pub(super) const FAMILY: Family = Family {
     api: "triton_generate",

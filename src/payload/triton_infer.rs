@@ -1,7 +1,7 @@
 //! KServe v2 inference: named tensors, of which those with text or token ids are the prompt.
 
 use super::Family;
-use super::walk::Node;
+use super::node::Node;
 
 pub(super) const FAMILY: Family = Family {
     api: "triton_infer",

@@ -1,7 +1,7 @@
 //! vLLM's own APIs: `/generate` with a text, `/inference/v1/generate` with token ids.
 
 use super::Family;
-use super::walk::Node;
+use super::node::Node;
 
 pub(super) const FAMILY: Family = Family {
     api: "vllm_generate",
