@@ -1,5 +1,5 @@
 //! Proves that encoded bodies are decoded as their clients encoded them, however they are cut,
-//! and that what is broken or hostile ends early with the right error.
+//! that what is broken or hostile ends early with the right error, and that prompts are the same.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use prefix_router::payload::decode::{
     DETECT_BYTES, DecodeError, Decoder, Encoding, Limits, OUTPUT_BYTES_MAX,
 };
+use prefix_router::payload::{End, Head, ReadOptions, Reader};
+use prefix_router::prefix::{Coverage, Kinds, Prompt, RawReason};
 
 const PLAIN: &[u8] = include_bytes!("decode/plain.json");
 
@@ -351,6 +353,86 @@ fn output_ends_at_its_limit_whatever_the_ratio() {
         assert!(
             decoded.len() as u64 > limits.output_bytes_max - 16 * 1024,
             "{name}"
+        );
+    }
+}
+
+/// Reads a body as the filter does.
+fn read(content_encoding: &str, body: &[u8], cut: usize, end: End) -> Prompt {
+    let head = Head {
+        path: b"/v1/chat/completions",
+        content_encoding: content_encoding.as_bytes(),
+        ..Head::default()
+    };
+    let mut reader = Reader::new(&head, &ReadOptions::default());
+    for window in body.chunks(cut) {
+        reader.feed(window);
+    }
+    reader.finish(end)
+}
+
+#[test]
+fn an_encoded_body_is_the_prompt_that_is_in_it() {
+    let plain = read("", PLAIN, usize::MAX, End::Whole);
+    assert_eq!((plain.messages, plain.coverage), (141, Coverage::Whole));
+    for &(name, header, body) in ENCODED {
+        for cut in [1, 1000, usize::MAX] {
+            assert_eq!(read(header, body, cut, End::Whole), plain, "{name}");
+        }
+        // Bare deflate and brotli cannot be told without their header.
+        if Encoding::detect(b"", &body[..DETECT_BYTES]).is_some() {
+            assert_eq!(read("", body, 1, End::Whole), plain, "{name}, no header");
+        }
+    }
+    assert_eq!(read("zstd", PLAIN, 1, End::Whole), plain, "decoded before");
+}
+
+#[test]
+fn a_cut_encoded_body_keeps_the_key_of_its_beginning() {
+    let plain = read("", PLAIN, usize::MAX, End::Whole);
+    for &(name, header, body) in ENCODED.iter().filter(|row| row.1 != "zstd") {
+        for (kept, end) in [(30_000, End::Cut), (30_000, End::Whole), (5000, End::Whole)] {
+            let cut = read(header, &body[..kept], 999, end);
+            assert_eq!(cut.coverage, Coverage::Truncated, "{name}");
+            let rungs = |prompt: &Prompt| {
+                let mut checkpoints = prompt.checkpoints.clone();
+                checkpoints.retain(|checkpoint| checkpoint.kinds.has(Kinds::INDEX));
+                checkpoints.truncate(8);
+                checkpoints
+            };
+            assert_eq!(rungs(&cut), rungs(&plain), "{name}, {kept} bytes");
+        }
+    }
+}
+
+#[test]
+fn a_body_that_cannot_be_decoded_is_its_bytes() {
+    let gzip = ENCODED[0].2;
+    let mut broken = gzip.to_vec();
+    broken[2000] ^= 1;
+    let (_, _, bomb) = bombs().swap_remove(0);
+    let unknown = b"some bytes that no magic announces";
+    for (header, body) in [
+        ("gzip", &broken[..]),
+        ("gzip", &gzip[..15]),
+        ("gzip, br", gzip),
+        ("compress", unknown),
+        ("gzip", &bomb),
+    ] {
+        let whole = read(header, body, usize::MAX, End::Whole);
+        assert_eq!(
+            whole.coverage,
+            Coverage::Raw(RawReason::Encoded),
+            "{header}"
+        );
+        assert_eq!(whole.bytes, body.len() as u64, "{header}");
+        assert!(whole.affinity, "{header}");
+        assert_eq!(read(header, body, 777, End::Whole), whole, "{header}");
+        let longer = read(header, &[body, b"x"].concat(), 64, End::Whole);
+        assert_ne!(
+            whole.checkpoints.last(),
+            longer.checkpoints.last(),
+            "{header}"
         );
     }
 }

@@ -9,6 +9,7 @@ mod bedrock_converse;
 mod cohere_chat;
 mod common;
 pub mod decode;
+mod encoded;
 mod gemini;
 mod message;
 mod native;
@@ -32,8 +33,8 @@ mod triton_infer;
 mod vllm_generate;
 mod walk;
 
+pub use encoded::{Reader, Reading};
 pub use plan::Plan;
-pub use reader::{Reader, Reading};
 
 use node::Node;
 

@@ -1,7 +1,8 @@
-//! One body's reader: the tokenizer, the walker, and the raw bytes in case neither helps.
+//! The reader of one body that is not encoded: the tokenizer, the walker, and the raw bytes in
+//! case neither helps.
 //!
-//! Guarantee: [`Reading::finish`] always gives a prompt. What was not seen is never a seed.
-//! Not here: what members mean (the family files, walk.rs).
+//! Guarantee: [`Plain::finish`] always gives a prompt. What was not seen is never a seed.
+//! Not here: what members mean (the family files, walk.rs), encodings (encoded.rs).
 
 use std::sync::Arc;
 
@@ -10,17 +11,14 @@ use xxhash_rust::xxh64::xxh64;
 use super::node::Seed;
 use super::plan::{Compiled, Plan};
 use super::walk::{SLOT_SYSTEM, Section, Walker};
-use super::{CacheKey, End, FAMILIES, Family, Head, ReadOptions, Tools, path, tools};
+use super::{CacheKey, End, FAMILIES, Family, Head, Tools, path, tools};
 use crate::json::{Progress, Tokenizer};
 use crate::prefix::{
     Chain, Checkpoint, Coverage, Kinds, MODEL_BYTES_MAX, Part, Prompt, RawReason, Sink, merge, mix,
 };
 
-/// Reads one body into its prompt.
-pub type Reader = Reading<Chain>;
-
 /// Reads one body, part by part into a sink.
-pub struct Reading<S> {
+pub(super) struct Plain<S> {
     tokenizer: Tokenizer,
     walker: Walker<S>,
     /// The body's bytes, as long as no prompt is found in them.
@@ -33,16 +31,8 @@ pub struct Reading<S> {
     path_streams: bool,
 }
 
-impl<S: Sink> Reading<S> {
-    /// A reader for the body that follows `head`.
-    #[must_use]
-    pub fn new(head: &Head<'_>, options: &ReadOptions) -> Self {
-        Self::with(head, &Plan::new(options))
-    }
-
-    /// The same, with options that were made ready before.
-    #[must_use]
-    pub fn with(head: &Head<'_>, plan: &Plan) -> Self {
+impl<S: Sink> Plain<S> {
+    pub(super) fn with(head: &Head<'_>, plan: &Plan) -> Self {
         let plan = Arc::clone(&plan.0);
         let found = path::find(head.path);
         let mut raw = S::start(plan.fixed);
@@ -65,7 +55,7 @@ impl<S: Sink> Reading<S> {
     }
 
     /// The next bytes, in any cut.
-    pub fn feed(&mut self, window: &[u8]) {
+    pub(super) fn feed(&mut self, window: &[u8]) {
         self.tokenizer.feed(window, &mut self.walker);
         if let Some(raw) = &mut self.raw_fixed {
             raw.text(window);
@@ -77,16 +67,36 @@ impl<S: Sink> Reading<S> {
         }
     }
 
+    /// An empty sink for the bytes of a body whose content is read here.
+    pub(super) fn sibling(&self) -> S {
+        let mut bytes = S::start(self.plan.fixed);
+        bytes.open(Part::Raw);
+        bytes
+    }
+
+    /// Whether a prompt was found.
+    pub(super) fn claimed(&self) -> bool {
+        self.walker.claimed
+    }
+
+    /// The prompt of a body that could not be decoded: its bytes.
+    pub(super) fn undecoded(mut self, bytes: S) -> Prompt {
+        self.raw = Some(bytes);
+        self.raw_prompt(RawReason::Encoded)
+    }
+
     /// The prompt.
-    #[must_use]
-    pub fn finish(mut self, end: End) -> Prompt {
+    pub(super) fn finish(mut self, end: End) -> Prompt {
         let progress = match end {
             End::Whole => self.tokenizer.finish(&mut self.walker),
             End::Cut => self.tokenizer.progress(),
         };
         self.walker.finish();
         if !self.walker.claimed {
-            return self.raw_prompt(progress);
+            return self.raw_prompt(match progress {
+                Progress::Broken => RawReason::NotJson,
+                _ => RawReason::UnknownShape,
+            });
         }
         let coverage = match progress {
             _ if end == End::Cut => Coverage::Truncated,
@@ -97,11 +107,7 @@ impl<S: Sink> Reading<S> {
         self.prompt(coverage)
     }
 
-    fn raw_prompt(self, progress: Progress) -> Prompt {
-        let reason = match progress {
-            Progress::Broken => RawReason::NotJson,
-            _ => RawReason::UnknownShape,
-        };
+    fn raw_prompt(self, reason: RawReason) -> Prompt {
         let raw = self
             .raw
             .map_or_else(|| Chain::start(None), Sink::into_chain);
