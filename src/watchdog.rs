@@ -1,13 +1,17 @@
 //! Requests that are held for their body, and when to let them go unread.
 //!
-//! Guarantee: no request is held longer than its bound, whether or not the proxy ever hands over a
-//! body. Not here: how a request is let go (filter/).
+//! Guarantee: a request whose body does not begin is held no longer than its bound, and one whose
+//! body stood still that long goes on with the next bytes. Not here: how a request is let go
+//! (filter/).
 //!
 //! Without `allow_on_headers_stop_iteration` Envoy takes "pause" in the header callback for "stop
 //! everything": the body callback never comes and the request would hang (ENVOY.md 10). Nothing
 //! tells the filter whether the flag is set, but two things differ: with the flag, some body
 //! callback comes before long; without it, the held-back body follows at once when a request is
 //! let go.
+//!
+//! A body that has begun is let go only in a body callback, never from outside: Envoy 1.40 then
+//! sends the bytes it has buffered twice, if the route may retry.
 
 use std::collections::BTreeMap;
 
@@ -42,16 +46,26 @@ const SUSPECTS_MAX: usize = 64;
 pub enum Verdict {
     /// The request is held.
     Held,
+    /// The request is held, but its body stood still for too long: place it by what there is.
+    Late,
     /// The request was let go before.
     LetGo,
-    /// It was, and its body had been held back: `allow_on_headers_stop_iteration` is not set.
+    /// It was, and its body had been held back: `allow_on_headers_stop_iteration` is not set. Said
+    /// once until it is found to be set.
     FlagUnset,
+}
+
+/// A request that is held.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    last_ms: u64,
+    begun: bool,
 }
 
 /// One worker's held requests, by the proxy's number for them.
 #[derive(Debug, Default)]
 pub struct Watchdog {
-    held: BTreeMap<u32, u64>,
+    held: BTreeMap<u32, Held>,
     suspects: BTreeMap<u32, u64>,
     flag_seen: bool,
     probe_at: Option<u64>,
@@ -72,21 +86,35 @@ impl Watchdog {
 
     /// A request is held from now on.
     pub fn hold(&mut self, request: u32, now_ms: u64) {
-        self.held.insert(request, now_ms);
+        let held = Held {
+            last_ms: now_ms,
+            begun: false,
+        };
+        self.held.insert(request, held);
     }
 
     /// A body callback came.
-    pub fn body(&mut self, request: u32, now_ms: u64) -> Verdict {
-        if let Some(last) = self.held.get_mut(&request) {
-            *last = now_ms;
+    pub fn body(&mut self, request: u32, now_ms: u64, bounds: Bounds) -> Verdict {
+        if let Some(held) = self.held.get_mut(&request) {
+            let idle_ms = now_ms.saturating_sub(held.last_ms);
+            let late = held.begun && idle_ms >= bounds.body_idle_ms;
+            *held = Held {
+                last_ms: now_ms,
+                begun: true,
+            };
             self.flag_seen = true;
             self.probe_at = None;
-            return Verdict::Held;
+            return if late { Verdict::Late } else { Verdict::Held };
         }
         match self.suspects.remove(&request) {
             Some(at) if now_ms.saturating_sub(at) <= HELD_BACK_MS && !self.flag_seen => {
+                let known = self.probe_at.is_some_and(|at| now_ms < at);
                 self.probe_at = Some(now_ms + PROBE_MS);
-                Verdict::FlagUnset
+                if known {
+                    Verdict::LetGo
+                } else {
+                    Verdict::FlagUnset
+                }
             }
             _ => Verdict::LetGo,
         }
@@ -98,14 +126,15 @@ impl Watchdog {
         self.suspects.remove(&request);
     }
 
-    /// The requests whose time is over; they are no longer held.
+    /// The requests whose body did not begin in time; they are no longer held.
     pub fn overdue(&mut self, now_ms: u64, bounds: Bounds) -> Vec<u32> {
         let bound = if self.flag_seen {
             bounds.body_idle_ms
         } else {
             bounds.first_body_ms
         };
-        let is_over = |(_, last): &(&u32, &u64)| now_ms.saturating_sub(**last) >= bound;
+        let is_over =
+            |(_, held): &(&u32, &Held)| !held.begun && now_ms.saturating_sub(held.last_ms) >= bound;
         let over: Vec<u32> = self
             .held
             .iter()
@@ -145,13 +174,13 @@ mod tests {
         let mut watchdog = Watchdog::default();
         watchdog.hold(7, 1000);
         watchdog.overdue(1500, BOUNDS);
-        assert_eq!(watchdog.body(7, 1501), Verdict::FlagUnset);
+        assert_eq!(watchdog.body(7, 1501, BOUNDS), Verdict::FlagUnset);
         assert!(!watchdog.may_hold(1502));
         // One probe a minute; if its body comes by itself, all is well again.
         assert!(watchdog.may_hold(61_501));
         assert!(!watchdog.may_hold(61_502));
         watchdog.hold(8, 61_501);
-        assert_eq!(watchdog.body(8, 61_510), Verdict::Held);
+        assert_eq!(watchdog.body(8, 61_510, BOUNDS), Verdict::Held);
         assert!(watchdog.may_hold(61_511));
     }
 
@@ -160,21 +189,44 @@ mod tests {
         let mut watchdog = Watchdog::default();
         watchdog.hold(7, 1000);
         watchdog.overdue(1500, BOUNDS);
-        assert_eq!(watchdog.body(7, 1800), Verdict::LetGo);
+        assert_eq!(watchdog.body(7, 1800, BOUNDS), Verdict::LetGo);
         assert!(watchdog.may_hold(1801));
     }
 
     #[test]
-    fn once_a_body_came_a_slow_upload_has_its_full_time() {
+    fn says_once_that_bodies_are_held_back() {
+        let mut watchdog = Watchdog::default();
+        watchdog.hold(7, 1000);
+        watchdog.hold(8, 1000);
+        watchdog.overdue(1500, BOUNDS);
+        assert_eq!(watchdog.body(7, 1501, BOUNDS), Verdict::FlagUnset);
+        assert_eq!(watchdog.body(8, 1501, BOUNDS), Verdict::LetGo);
+        assert!(watchdog.may_hold(61_501));
+        watchdog.hold(9, 61_501);
+        watchdog.overdue(62_001, BOUNDS);
+        assert_eq!(watchdog.body(9, 62_002, BOUNDS), Verdict::LetGo);
+        assert!(!watchdog.may_hold(62_003));
+    }
+
+    #[test]
+    fn a_body_that_stood_still_goes_on_with_its_next_bytes_and_not_before() {
+        let mut watchdog = Watchdog::default();
+        watchdog.hold(2, 1000);
+        assert_eq!(watchdog.body(2, 1010, BOUNDS), Verdict::Held);
+        assert_eq!(watchdog.body(2, 31_009, BOUNDS), Verdict::Held);
+        assert!(watchdog.overdue(99_000, BOUNDS).is_empty());
+        assert_eq!(watchdog.body(2, 99_000, BOUNDS), Verdict::Late);
+    }
+
+    #[test]
+    fn once_a_body_came_a_slow_client_has_its_full_time_to_begin() {
         let mut watchdog = Watchdog::default();
         watchdog.hold(1, 0);
-        watchdog.body(1, 10);
+        watchdog.body(1, 10, BOUNDS);
         watchdog.done(1);
         watchdog.hold(2, 1000);
-        assert!(watchdog.overdue(20_000, BOUNDS).is_empty());
-        watchdog.body(2, 20_000);
-        assert!(watchdog.overdue(49_999, BOUNDS).is_empty());
-        assert_eq!(watchdog.overdue(50_000, BOUNDS), [2]);
-        assert_eq!(watchdog.body(2, 50_001), Verdict::LetGo);
+        assert!(watchdog.overdue(30_999, BOUNDS).is_empty());
+        assert_eq!(watchdog.overdue(31_000, BOUNDS), [2]);
+        assert_eq!(watchdog.body(2, 31_001, BOUNDS), Verdict::LetGo);
     }
 }

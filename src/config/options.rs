@@ -238,7 +238,8 @@ options! {
     BODY_IDLE_MS: "/request/body_idle_ms",
         Kind::Integer { min: 1000, max: 3_600_000, unit: "milliseconds" },
         Absent::Integer(30_000),
-        "A request whose body stands still for this long is released unrouted.";
+        "A request whose body stands still for this long is placed by what came, with the next \
+         bytes.";
     TENANT_HEADER: "/request/tenant_header", Kind::TextOrNull(Form::Header),
         Absent::Text("x-amzn-sagemaker-prefix-aware-id"),
         "Requests with different values of this header share no key. Let your authentication \

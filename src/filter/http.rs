@@ -82,18 +82,19 @@ impl Http {
         Action::Continue
     }
 
-    /// Whether the request is held still, or was let go by the watchdog.
-    fn is_held(&mut self) -> bool {
+    /// How much of the body is waited for; nothing if the request is not held, or no longer.
+    fn waits_for(&mut self, buffered: u64) -> Option<u64> {
         if !self.request.is_held() {
-            return false;
+            return None;
         }
-        let verdict = self
-            .worker
-            .watchdog
-            .borrow_mut()
-            .body(self.id, host::now_ms());
+        let bounds = self.worker.watchdog_bounds();
+        let now_ms = host::now_ms();
+        let mut watchdog = self.worker.watchdog.borrow_mut();
+        let verdict = watchdog.body(self.id, now_ms, bounds);
+        drop(watchdog);
         match verdict {
-            Verdict::Held => return true,
+            Verdict::Held => return Some(u64::from(self.worker.config.request.body_bytes_max)),
+            Verdict::Late => return Some(buffered),
             Verdict::LetGo => {}
             Verdict::FlagUnset => {
                 self.worker.metrics.flag_unset();
@@ -105,12 +106,14 @@ impl Http {
             }
         }
         self.request.free();
-        false
+        None
     }
 
     /// Reads what is there of the body; places the request when it is all there.
     fn read(&mut self, end: bool) -> Action {
-        let bytes_max = u64::from(self.worker.config.request.body_bytes_max);
+        let Some(bytes_max) = self.waits_for(self.buffered) else {
+            return Action::Continue;
+        };
         // Ends: each turn reads a whole window or the rest of the body.
         loop {
             match self.request.next(self.buffered, end, bytes_max) {
@@ -193,17 +196,11 @@ impl HttpContext for Http {
     }
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        if !self.is_held() {
-            return Action::Continue;
-        }
         self.buffered = size as u64;
         self.read(end_of_stream)
     }
 
     fn on_http_request_trailers(&mut self, _count: usize) -> Action {
-        if !self.is_held() {
-            return Action::Continue;
-        }
         // With trailers, no body callback ever says that the body ends (ENVOY.md 5).
         self.read(true)
     }

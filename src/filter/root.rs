@@ -20,7 +20,6 @@ use crate::lease;
 use crate::names;
 use crate::prefix::HASH_FORMAT;
 use crate::route::Abstain;
-use crate::watchdog;
 
 /// Time between ticks: a quarter of the shortest poll, and short against the watchdog's bounds.
 const TICK_MS: u64 = 100;
@@ -71,10 +70,7 @@ impl Root {
     }
 
     fn release_overdue(&self, worker: &Worker, now_ms: u64) {
-        let bounds = watchdog::Bounds {
-            first_body_ms: u64::from(worker.config.request.body_wait_ms),
-            body_idle_ms: u64::from(worker.config.request.body_idle_ms),
-        };
+        let bounds = worker.watchdog_bounds();
         let overdue = worker.watchdog.borrow_mut().overdue(now_ms, bounds);
         for request in overdue {
             worker.metrics.abstained(Abstain::Watchdog);

@@ -18,7 +18,7 @@ use crate::popularity::Heat;
 use crate::prefix::Prompt;
 use crate::request::Request;
 use crate::route::{Abstain, Candidate, Placement};
-use crate::watchdog::Watchdog;
+use crate::watchdog::{Bounds, Watchdog};
 
 /// A view is taken anew at most this often for one request; each time it is the newest there is.
 const VIEWS_MAX: u32 = 3;
@@ -116,6 +116,14 @@ impl Worker {
     pub fn write(&self, changes: Changes) {
         if changes != NO_CHANGES {
             self.ledger.transact(&Shared, |_| ((), changes));
+        }
+    }
+
+    /// How long bodies may keep requests.
+    pub fn watchdog_bounds(&self) -> Bounds {
+        Bounds {
+            first_body_ms: u64::from(self.config.request.body_wait_ms),
+            body_idle_ms: u64::from(self.config.request.body_idle_ms),
         }
     }
 
