@@ -312,7 +312,7 @@ impl Connection {
     }
 
     /// Whether it can take another request.
-    async fn is_ready(&mut self) -> bool {
+    pub async fn is_ready(&mut self) -> bool {
         let ready = async {
             match &mut self.sender {
                 Sender::Http1(sender) => sender.ready().await,

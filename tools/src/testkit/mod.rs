@@ -6,12 +6,16 @@
 
 mod client;
 mod engine;
+mod gateway;
 mod prompt;
 
 use std::time::{Duration, Instant};
 
+pub use hyper::Method;
+
 pub use client::{Answer, Body, Client, Connection, Piece, Protocol, Request, Running};
 pub use engine::{Behaviour, ENGINE_HEADER, MockEngine, Recorded, SCRIPT_HEADER, SHA_HEADER};
+pub use gateway::{Gateway, GatewayPlan};
 pub use prompt::{ask, chat, chat_turns, words};
 
 /// How often [`eventually`] looks: often enough that no test is slow because of it.

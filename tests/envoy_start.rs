@@ -1,0 +1,156 @@
+//! Proves with a real Envoy that what is shipped is valid, that what is wrong stops the start with
+//! one clear line, and that a missing setting delays requests by a second at most, and is told.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tools::harness::Plan;
+use tools::testkit::{
+    Gateway, GatewayPlan, MockEngine, Protocol, Request, chat, eventually, sha256, words,
+};
+
+const SOON: Duration = Duration::from_secs(10);
+
+#[tokio::test]
+async fn every_shipped_envoy_config_validates() {
+    let folder = tools::setup::root().unwrap().join("envoy");
+    let mut checked = 0;
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let is_yaml = path
+            .extension()
+            .is_some_and(|extension| extension == "yaml");
+        let text = if is_yaml {
+            std::fs::read_to_string(&path).unwrap()
+        } else {
+            String::new()
+        };
+        // The others are fragments: an endpoint file, resources of other control planes.
+        if text.contains("\nstatic_resources:") {
+            let plan = Plan::read(&path).unwrap();
+            plan.validate()
+                .await
+                .unwrap_or_else(|error| panic!("{path:?}: {error:#}"));
+            checked += 1;
+        }
+    }
+    assert!(checked >= 2, "only {checked} configs in {folder:?}");
+}
+
+/// Starts with a config that must be refused; the message.
+async fn refusal(config: Value) -> String {
+    let engines = MockEngine::start_many(1).await.unwrap();
+    let Err(error) = Gateway::of(&engines).config(config).start().await else {
+        panic!("Envoy started");
+    };
+    format!("{error:#}")
+}
+
+#[tokio::test]
+async fn an_invalid_filter_config_stops_the_start_with_one_line_that_says_why() {
+    let message = refusal(json!({"request": {"body_bytes_maximum": 1}})).await;
+    assert!(
+        message.contains("/request/body_bytes_maximum: unknown field"),
+        "{message}"
+    );
+    let message = refusal(json!({"request": {"body_bytes_max": 0}})).await;
+    let line = message
+        .lines()
+        .find(|line| line.contains("/request/body_bytes_max"))
+        .unwrap();
+    assert!(
+        line.contains("expected an integer in 1024..=67108864"),
+        "{line}"
+    );
+    assert!(line.contains("found 0") || line.contains("got 0"), "{line}");
+}
+
+#[tokio::test]
+async fn a_missing_wasm_file_is_named() {
+    let engines = MockEngine::start_many(1).await.unwrap();
+    let gone = Gateway::of(&engines).edit(|plan| plan.wasm(Path::new("no-such-filter.wasm")));
+    let Err(error) = gone.start().await else {
+        panic!("Envoy started");
+    };
+    assert!(
+        format!("{error:#}").contains("no-such-filter.wasm"),
+        "{error:#}"
+    );
+}
+
+/// Without the setting that lets a filter hold headers but not the body.
+fn without_stop_iteration(gateway: GatewayPlan) -> GatewayPlan {
+    gateway.edit(|plan| {
+        plan.edit_filters(|filters| {
+            let config = filters[0]["typed_config"]["config"]
+                .as_object_mut()
+                .unwrap();
+            let removed = config.remove("allow_on_headers_stop_iteration");
+            assert_eq!(removed, Some(json!(true)), "the template has changed");
+            Ok(())
+        })
+    })
+}
+
+#[tokio::test]
+async fn without_the_stop_iteration_setting_every_request_is_released_within_a_second() {
+    let engines = MockEngine::start_many(3).await.unwrap();
+    let gateway = without_stop_iteration(Gateway::of(&engines))
+        .start()
+        .await
+        .unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let mut running = tokio::task::JoinSet::new();
+    for n in 0..20 {
+        let client = std::sync::Arc::clone(&client);
+        running.spawn(async move {
+            let start = Instant::now();
+            let body = chat(&words(n, 2000), &words(n + 1, 100_000));
+            let answer = client.ok(Request::chat(body.clone())).await.unwrap();
+            assert_eq!(answer.seen_sha256().unwrap(), sha256(&body));
+            start.elapsed()
+        });
+    }
+    while let Some(waited) = running.join_next().await {
+        let waited = waited.unwrap();
+        // One second, and what two busy cores add to it.
+        assert!(
+            waited < Duration::from_millis(1500),
+            "a request was held for {waited:?}"
+        );
+    }
+    let counted = eventually(SOON, async || {
+        let reason = [("reason", "watchdog")];
+        gateway
+            .metric("prefix_router_abstain_total", &reason)
+            .await
+            .unwrap()
+            >= 1.0
+    });
+    assert!(
+        counted.await,
+        "no request was counted as released by the watchdog"
+    );
+    let told = gateway.envoy().log_lines("allow_on_headers_stop_iteration");
+    assert!(!told.is_empty(), "nobody was told what to set");
+    assert!(told.len() <= 3, "told {} times, by two workers", told.len());
+
+    // The filter has learned: nothing is held any more, on either worker.
+    for _ in 0..8 {
+        let fresh = gateway.client(Protocol::Http1);
+        let start = Instant::now();
+        fresh
+            .ok(Request::chat(chat(&words(1, 2000), "hello")))
+            .await
+            .unwrap();
+        let waited = start.elapsed();
+        assert!(
+            waited < Duration::from_millis(500),
+            "a later request was held for {waited:?}"
+        );
+    }
+    gateway.quiet().await.unwrap();
+}
