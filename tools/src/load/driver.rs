@@ -189,10 +189,6 @@ impl Driver {
                 }
             }
         }
-        self.base = match phase.until {
-            Until::Elapsed(length) => self.base + length,
-            Until::Requests(_) | Until::End => run.last_at,
-        };
         let over = tokio::time::Instant::now() + phase.drain;
         while run.in_flight > 0 {
             tokio::select! {
@@ -205,6 +201,10 @@ impl Driver {
                 }
             }
         }
+        self.base = match phase.until {
+            Until::Elapsed(length) => self.base + length,
+            Until::Requests(_) | Until::End => run.last_at,
+        };
     }
 
     /// When something is due next; `None` if nothing ever is.
@@ -414,6 +414,14 @@ mod tests {
             .min()
             .unwrap();
         assert!(first >= Duration::from_millis(400), "{first:?}");
+        // The last ones end while the phase drains, and still know when they were due.
+        let late = seen.records.iter().map(|record| record.lag).max().unwrap();
+        assert!(late < Duration::from_millis(400), "{late:?} late");
+        let due = seen.records.iter().map(|record| record.due).max().unwrap();
+        assert!(
+            due > Duration::from_millis(800),
+            "the last one was due at {due:?}"
+        );
         let usage = seen.records[0].outcome.answer.usage.unwrap();
         assert_eq!((usage.prompt_tokens, usage.cached_tokens), (9, Some(3)));
     }
