@@ -70,8 +70,7 @@ impl Http {
             content_encoding: &content_encoding,
             tenant: tenant.as_deref(),
         };
-        self.request
-            .hold(Reader::new(&head, &self.worker.config.read));
+        self.request.hold(Reader::with(&head, &self.worker.plan));
         self.worker.watchdog.borrow_mut().hold(self.id, now_ms);
         Action::Pause
     }

@@ -13,6 +13,7 @@ use crate::config::{Config, Pool, Routing};
 use crate::fleet;
 use crate::load::{self, Changes, Ledger, NO_CHANGES, Seat};
 use crate::names;
+use crate::payload::Plan;
 use crate::pool::{self, KeyRule, Outdated, Placed, Rules, View};
 use crate::popularity::Heat;
 use crate::prefix::Prompt;
@@ -27,6 +28,8 @@ const VIEWS_MAX: u32 = 3;
 pub struct Worker {
     /// The filter's configuration.
     pub config: Config,
+    /// How bodies are read, made ready.
+    pub plan: Plan,
     /// The pool's metrics.
     pub metrics: Metrics,
     /// The requests that are held.
@@ -50,6 +53,7 @@ impl Worker {
             ledger: Ledger::default(),
             rules: Rules::new(&pool.name, key, pool.bounds),
             view: RefCell::default(),
+            plan: Plan::new(&config.read),
             config,
         }
     }
