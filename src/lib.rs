@@ -16,7 +16,7 @@
 
 pub mod config;
 #[cfg(feature = "filter")]
-mod filter;
+pub mod filter;
 pub mod fleet;
 pub mod hosts;
 pub mod index;
@@ -31,10 +31,13 @@ pub mod popularity;
 pub mod prefix;
 pub mod request;
 pub mod route;
+pub mod series;
 pub mod store;
 pub mod watchdog;
 
-#[cfg(feature = "filter")]
+// Only where the proxy loads it: natively the unit tests, which also link the crate's own library
+// through the tools, would define its symbols twice.
+#[cfg(all(feature = "filter", target_arch = "wasm32"))]
 mod entry {
     proxy_wasm::main! {{ crate::filter::start(); }}
 }
