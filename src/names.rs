@@ -20,6 +20,8 @@ pub const LABEL_END: &str = ".=";
 pub const POOL: &str = "pool";
 /// A host's `ip:port`.
 pub const UPSTREAM_HOST: &str = "upstream_host";
+/// The label of all hosts that have none of their own.
+pub const OTHER: &str = "other";
 /// The kind of a decision.
 pub const DECISION: &str = "decision";
 /// Why something did not happen.

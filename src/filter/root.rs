@@ -20,6 +20,7 @@ use crate::lease;
 use crate::names;
 use crate::prefix::HASH_FORMAT;
 use crate::route::Abstain;
+use crate::series;
 
 /// Time between ticks: a quarter of the shortest poll, and short against the watchdog's bounds.
 const TICK_MS: u64 = 100;
@@ -153,8 +154,9 @@ impl Root {
                 .metrics
                 .gauge(names::HOSTS, names::STATE, state, count);
         }
-        let series_max = worker.config.host_series_max as usize;
-        for (address, load) in fleet::loads(&Shared, &view).into_iter().take(series_max) {
+        let loads = fleet::loads(&Shared, &view);
+        let labels_max = worker.config.host_series_max;
+        for (address, load) in series::labelled(&Shared, worker.pool_name(), &loads, labels_max) {
             let (in_flight, pending) = (u64::from(load.in_flight), u64::from(load.pending));
             worker
                 .metrics

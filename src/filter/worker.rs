@@ -143,18 +143,19 @@ impl Worker {
         host::request_header(names::DEBUG_REQUEST).is_some() && internal.as_deref() == Some(b"true")
     }
 
+    /// The pool's name.
+    pub fn pool_name(&self) -> &str {
+        let pool = self.config.pools.first();
+        pool.map_or("", |pool| pool.name.as_str())
+    }
+
     /// Takes a new view if the loads say that there is a newer host table.
     pub fn refresh(&self) {
         let newest = load::read(&Shared).map_or(0, |loads| loads.hosts_version());
         if newest == self.view().version {
             return;
         }
-        let pool = self
-            .config
-            .pools
-            .first()
-            .map_or("", |pool| pool.name.as_str());
-        if let Some(view) = fleet::view(&Shared, pool) {
+        if let Some(view) = fleet::view(&Shared, self.pool_name()) {
             *self.view.borrow_mut() = Rc::new(view);
         }
     }

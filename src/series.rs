@@ -1,0 +1,114 @@
+//! Which hosts have metrics of their own.
+//!
+//! Guarantee: over all time and all workers at most so many addresses of a pool get a label, since
+//! Envoy never forgets a metric; the others are summed under one; a host that has left reads zero.
+//! Not here: the metrics themselves (filter/metrics.rs), what is counted (load.rs).
+
+use crate::load::Load;
+use crate::names;
+use crate::store::Store;
+use std::collections::BTreeMap;
+
+/// What each label of a pool shows now: addresses, and at last [`names::OTHER`] if it was ever
+/// needed. `loads` are the pool's hosts, each once.
+pub fn labelled(
+    store: &impl Store,
+    pool: &str,
+    loads: &[(String, Load)],
+    labels_max: u32,
+) -> Vec<(String, Load)> {
+    let key = format!("prefix_router.1.series.{pool}");
+    let seen = store.read(&key).unwrap_or_default();
+    let text = seen.value.unwrap_or_default();
+    let text = String::from_utf8(text).unwrap_or_default();
+    let mut labels: BTreeMap<String, Load> = text
+        .lines()
+        .map(|label| (label.to_owned(), Load::default()))
+        .collect();
+    let known = labels.len();
+    let mut other = labels.remove(names::OTHER);
+    for (address, load) in loads {
+        let full = u32::try_from(labels.len()).is_ok_and(|count| count >= labels_max);
+        match labels.get_mut(address) {
+            Some(shown) => *shown = *load,
+            None if full => other = Some(sum(other.unwrap_or_default(), *load)),
+            None => {
+                labels.insert(address.clone(), *load);
+            }
+        }
+    }
+    let mut shown: Vec<_> = labels.into_iter().collect();
+    shown.extend(other.map(|load| (names::OTHER.to_owned(), load)));
+    if shown.len() > known {
+        let lines: Vec<&str> = shown.iter().map(|(label, _)| label.as_str()).collect();
+        let written = store.write(&key, lines.join("\n").as_bytes(), Some(seen.cas));
+        if written.is_err() {
+            // Another worker was faster: what it has chosen counts, from the next time on.
+            return Vec::new();
+        }
+    }
+    shown
+}
+
+fn sum(one: Load, other: Load) -> Load {
+    Load {
+        in_flight: one.in_flight.saturating_add(other.in_flight),
+        pending: one.pending.saturating_add(other.pending),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::MemoryStore;
+
+    fn loads(hosts: &[(&str, u32)]) -> Vec<(String, Load)> {
+        let load = |in_flight| Load {
+            in_flight,
+            pending: in_flight * 10,
+        };
+        let hosts = hosts.iter();
+        hosts
+            .map(|&(host, in_flight)| (host.to_owned(), load(in_flight)))
+            .collect()
+    }
+
+    #[track_caller]
+    fn check(store: &MemoryStore, now: &[(&str, u32)], expected: &[(&str, u32)]) {
+        assert_eq!(labelled(store, "llm", &loads(now), 2), loads(expected));
+    }
+
+    #[test]
+    fn so_many_addresses_have_labels_and_the_others_share_one() {
+        let store = MemoryStore::new();
+        // labels_max is 2 | hosts now | what the labels show
+        check(&store, &[], &[]);
+        check(&store, &[("a:1", 3)], &[("a:1", 3)]);
+        check(&store, &[("a:1", 1), ("b:1", 2)], &[("a:1", 1), ("b:1", 2)]);
+        let three = [("a:1", 1), ("b:1", 2), ("c:1", 4)];
+        check(&store, &three, &[("a:1", 1), ("b:1", 2), ("other", 4)]);
+        let moved = [("c:1", 4), ("d:1", 5)];
+        check(&store, &moved, &[("a:1", 0), ("b:1", 0), ("other", 9)]);
+        check(&store, &[], &[("a:1", 0), ("b:1", 0), ("other", 0)]);
+        check(
+            &store,
+            &[("b:1", 7)],
+            &[("a:1", 0), ("b:1", 7), ("other", 0)],
+        );
+    }
+
+    #[test]
+    fn with_none_allowed_all_share_one() {
+        let store = MemoryStore::new();
+        let shown = labelled(&store, "llm", &loads(&[("a:1", 1), ("b:1", 2)]), 0);
+        assert_eq!(shown, loads(&[("other", 3)]));
+    }
+
+    #[test]
+    fn pools_have_labels_of_their_own() {
+        let store = MemoryStore::new();
+        labelled(&store, "llm", &loads(&[("a:1", 1)]), 1);
+        let shown = labelled(&store, "chat", &loads(&[("b:1", 2)]), 1);
+        assert_eq!(shown, loads(&[("b:1", 2)]));
+    }
+}
