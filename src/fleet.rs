@@ -190,8 +190,10 @@ impl Table {
             let before = old.iter().find(|member| member.slot == slot);
             let was_usable = before.is_some_and(|member| member.state.is_usable());
             let came_back = report.state.is_usable() && !was_usable;
-            if let Some(tenant) = self.tenants.get_mut(&slot).filter(|_| came_back) {
-                tenant.epoch = tenant.epoch.wrapping_add(1);
+            if let Some(tenant) = self.tenants.get_mut(&slot) {
+                // At once, or a new host further down the list would be given this slot too.
+                tenant.gone_since = 0;
+                tenant.epoch = tenant.epoch.wrapping_add(u16::from(came_back));
             }
             let (pool, state, weight) = (pool.to_owned(), report.state, report.weight);
             self.members.push(Member {
