@@ -346,6 +346,7 @@ pub fn view(store: &impl Store, pool: &str) -> Option<View> {
                 generation: tenant.generation,
             },
             id: HostId::of(&tenant.address),
+            epoch: tenant.epoch,
             state: member.map(|member| member.state),
         }
     };

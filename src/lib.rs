@@ -15,12 +15,14 @@
 )]
 
 pub mod config;
+pub mod cost;
 #[cfg(feature = "filter")]
 pub mod filter;
 pub mod fleet;
 pub mod hosts;
 pub mod index;
 pub mod json;
+pub mod learned;
 pub mod lease;
 pub mod load;
 pub mod names;

@@ -25,6 +25,9 @@ const LAYOUT: u32 = 1;
 /// Generation and failures (2 bytes each), in flight, pending, placed (4 bytes each).
 const RECORD_BYTES: usize = 16;
 
+/// ROUTING.md 6a: "when sum(rec) > 32*N halve all".
+const PLACED_MEAN_MAX: u64 = 32;
+
 /// A host's place in the tables. Slots are reused, so a slot alone does not name a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u16);
@@ -159,6 +162,31 @@ impl Loads {
         self.set_word(at + 4, in_flight);
         // An idle host computes nothing: whatever an estimate left behind ends here.
         self.set_word(at + 8, if in_flight == 0 { 0 } else { pending });
+    }
+
+    /// New keys that this gateway placed on a host, halved now and then.
+    #[must_use]
+    pub fn placed(&self, seat: Seat) -> u32 {
+        let at = record(seat.slot);
+        if self.word(at) & 0xffff == u32::from(seat.generation) {
+            self.word(at + 12)
+        } else {
+            0
+        }
+    }
+
+    /// Counts a new key placed on a host; all of the pool's are halved when their mean reaches
+    /// [`PLACED_MEAN_MAX`], so that what counts is the recent past.
+    pub fn count_placed(&mut self, seat: Seat, pool: impl Iterator<Item = Seat> + Clone) {
+        self.set_word(record(seat.slot) + 12, self.placed(seat).saturating_add(1));
+        let (total, hosts) = pool.clone().fold((0_u64, 0_u64), |(total, hosts), seat| {
+            (total + u64::from(self.placed(seat)), hosts + 1)
+        });
+        if total > PLACED_MEAN_MAX * hosts {
+            for seat in pool {
+                self.set_word(record(seat.slot) + 12, self.placed(seat) / 2);
+            }
+        }
     }
 
     /// Takes away requests that the proxy does not know of: a stopped VM's bookings. Their part of

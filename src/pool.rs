@@ -1,13 +1,18 @@
 //! One pool at work: from a prompt to a booked host.
 //!
-//! Guarantee: the same prompt, hosts and loads give the same placement in every worker and every
-//! gateway. Not here: where the hosts come from (hosts.rs), the proxy (filter/).
+//! Guarantee: the same prompt, hosts, loads and learned figures give the same placement in every
+//! worker and every gateway. Not here: where the hosts come from (fleet.rs), the proxy (filter/).
 
+use std::cell::RefCell;
+
+use crate::cost::{self, Constants, Query};
 use crate::hosts::State;
+use crate::index::{HostRef, Page};
+use crate::learned::{Expectation, Learned, MARGIN_TOKENS, Report};
 use crate::load::{Ledger, Loads, Seat};
 use crate::placement::HostId;
 use crate::popularity::{self, Heat};
-use crate::prefix::{Key, Prompt, mix};
+use crate::prefix::{BYTES_PER_TOKEN, Key, Kinds, Prompt, mix};
 use crate::request::Request;
 use crate::route::{self, Abstain, Bounds, Candidate, Placement};
 use crate::store::Store;
@@ -21,6 +26,8 @@ pub struct Host {
     pub seat: Seat,
     /// Its identity in placement.
     pub id: HostId,
+    /// Grows whenever it comes back: what it had cached is gone.
+    pub epoch: u16,
     /// Its state in the pool; `None` if it is not one of the pool's hosts, or no longer.
     pub state: Option<State>,
 }
@@ -46,6 +53,7 @@ impl View {
             .map(|host| Candidate {
                 seat: host.seat,
                 id: host.id,
+                known_as: HostRef::new(host.seat, host.epoch),
             })
             .collect();
         Self {
@@ -80,40 +88,46 @@ impl View {
     }
 }
 
-/// How a pool finds a prompt's key.
+/// How a pool chooses.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum KeyRule {
-    /// By the popularity of its prefixes.
-    Adaptive(Heat),
-    /// By its first characters, as the reader hashed them.
+pub enum Rule {
+    /// By popularity, cost and what was learned.
+    Adaptive {
+        /// What decides how deep the key goes.
+        heat: Heat,
+        /// What the choice weighs.
+        constants: Constants,
+        /// Form K: this gateway is the only one.
+        one_gateway: bool,
+    },
+    /// By the prompt's first characters, as the reader hashed them, and the limit.
     Fixed,
 }
 
-/// A pool's rules.
+/// A request's key, and the checkpoints that the index knows it by.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rules {
-    /// How the key is found.
-    pub key: KeyRule,
-    /// What a decision is bound by.
-    pub bounds: Bounds,
-    /// The shared-data key of the pool's popularity sketch.
-    pub sketch: String,
+pub struct Plan {
+    key: Key,
+    position: u64,
+    /// Estimated tokens: of the prompt, and of its hot prefixes.
+    tokens: f64,
+    floor: f64,
+    /// Deeper than the floor, shallow to deep.
+    trail: Vec<Step>,
+    affinity: bool,
 }
 
-impl Rules {
-    /// Rules for the pool of this name.
-    #[must_use]
-    pub fn new(pool: &str, key: KeyRule, bounds: Bounds) -> Self {
-        Self {
-            key,
-            bounds,
-            sketch: format!("prefix_router.1.sketch.{pool}"),
-        }
-    }
+/// A checkpoint in the index.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Step {
+    key: Key,
+    tokens: f64,
+    /// Whether it is kept; the others are only looked up.
+    kept: bool,
 }
 
 /// Where a request was placed and by what.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Placed {
     /// The decision and its hosts.
     pub placement: Placement,
@@ -121,68 +135,282 @@ pub struct Placed {
     pub key: Option<Key>,
     /// Where in the prompt the key ends, in bytes of text.
     pub position: u64,
+    /// What the engine's answer can be compared with; `None` in `fixed` mode.
+    pub expected: Option<Expected>,
+}
+
+impl Placed {
+    /// A request that was not placed.
+    #[must_use]
+    pub fn abstain(why: Abstain) -> Self {
+        Self {
+            placement: Placement::abstain(why),
+            key: None,
+            position: 0,
+            expected: None,
+        }
+    }
+}
+
+/// What is expected of the host that was chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expected {
+    /// The figures.
+    pub figures: Expectation,
+    host: Candidate,
+    trail: Vec<Step>,
+}
+
+impl Expected {
+    /// Prompt tokens that should be in the host's cache.
+    #[must_use]
+    pub fn cached_tokens(&self) -> f64 {
+        self.figures.known.min(self.figures.tokens)
+    }
 }
 
 /// The hosts of a pool have changed since the view was taken: take a new one and try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outdated;
 
-/// Finds the key of `prompt`. Counts it in the pool's sketch: once for each request.
-pub fn key(rules: &Rules, hosts: usize, prompt: &Prompt, store: &impl Store) -> Option<(Key, u64)> {
-    match rules.key {
-        KeyRule::Fixed => {
-            let fixed = prompt.fixed.map(|hash| (Key(mix(hash, prompt.seed)), 0));
-            fixed.or_else(|| whole(prompt))
+/// One pool's routing in one worker.
+#[derive(Debug)]
+pub struct Router {
+    rule: Rule,
+    bounds: Bounds,
+    sketch: String,
+    index: String,
+    learned: RefCell<Learned>,
+}
+
+impl Router {
+    /// Routing for the pool of this name.
+    #[must_use]
+    pub fn new(pool: &str, rule: Rule, bounds: Bounds) -> Self {
+        Self {
+            rule,
+            bounds,
+            sketch: format!("prefix_router.1.sketch.{pool}"),
+            index: format!("prefix_router.1.index.{pool}"),
+            learned: RefCell::default(),
         }
-        KeyRule::Adaptive(heat) => {
-            let rungs = popularity::rungs(prompt);
-            let hosts = u32::try_from(hosts).unwrap_or(u32::MAX);
-            popularity::visit(store, &rules.sketch, &rungs, hosts, heat)
-                .map(|found| (found.key, found.position))
+    }
+
+    /// Finds the key of `prompt`; `None` if it has none. Counts it in the pool's sketch: once for
+    /// each request.
+    pub fn plan(&self, prompt: &Prompt, hosts: usize, store: &impl Store) -> Option<Plan> {
+        let whole = prompt.checkpoints.last();
+        let whole = whole.map(|end| (prompt.key(end), end.position));
+        let heat = match self.rule {
+            Rule::Fixed => {
+                let fixed = prompt.fixed.map(|hash| (Key(mix(hash, prompt.seed)), 0));
+                return fixed
+                    .or(whole)
+                    .map(|(key, position)| self.bare(prompt, key, position));
+            }
+            Rule::Adaptive { .. } if !prompt.affinity => {
+                return whole.map(|(key, position)| self.bare(prompt, key, position));
+            }
+            Rule::Adaptive { heat, .. } => heat,
+        };
+        let rungs = popularity::rungs(prompt);
+        let hosts = u32::try_from(hosts).unwrap_or(u32::MAX);
+        let found = popularity::visit(store, &self.sketch, &rungs, hosts, heat)?;
+        let key = match prompt.cache_key {
+            Some(cache_key) if found.is_hot => Key(mix(found.key.0, cache_key)),
+            _ => found.key,
+        };
+        let trail = self.trail(prompt, found.floor);
+        let floor = self.tokens(found.floor);
+        Some(Plan {
+            floor,
+            trail,
+            ..self.bare(prompt, key, found.position)
+        })
+    }
+
+    fn bare(&self, prompt: &Prompt, key: Key, position: u64) -> Plan {
+        let tokens = self.tokens(prompt.bytes).max(1.0);
+        let affinity = prompt.affinity;
+        Plan {
+            key,
+            position,
+            tokens,
+            floor: 0.0,
+            trail: Vec::new(),
+            affinity,
+        }
+    }
+
+    fn tokens(&self, bytes: u64) -> f64 {
+        self.learned.borrow().tokens(bytes) / BYTES_PER_TOKEN as f64
+    }
+
+    fn trail(&self, prompt: &Prompt, floor: u64) -> Vec<Step> {
+        let kinds = Kinds::INDEX.with(Kinds::MESSAGE_END);
+        let known = prompt.checkpoints.iter();
+        let known = known.filter(|at| at.position > floor && at.kinds.has(kinds));
+        known
+            .map(|at| Step {
+                key: prompt.key(at),
+                tokens: self.tokens(at.position),
+                kept: at.kinds.has(Kinds::INDEX),
+            })
+            .collect()
+    }
+
+    /// Chooses a host by `plan`, books it, and notes in the index what it was sent.
+    ///
+    /// # Errors
+    /// [`Outdated`] if the host table has changed; nothing is booked then.
+    pub fn place(
+        &self,
+        plan: &Plan,
+        view: &View,
+        request: &mut Request,
+        store: &impl Store,
+        ledger: &Ledger,
+    ) -> Result<Placed, Outdated> {
+        let Rule::Adaptive {
+            constants,
+            one_gateway,
+            ..
+        } = self.rule
+        else {
+            return self.place_fixed(plan, view, request, store, ledger);
+        };
+        let page = (!plan.trail.is_empty()).then(|| Page::read(store, &self.index, plan.key));
+        let known = page
+            .as_ref()
+            .map_or(Vec::new(), |page| known(page, plan, view.candidates()));
+        let query = Query {
+            key: plan.key,
+            hosts: view.candidates(),
+            known: &known,
+            tokens: plan.tokens,
+            floor: plan.floor,
+            affinity: plan.affinity,
+            belief: self.learned.borrow().belief(one_gateway),
+            bounds: self.bounds,
+        };
+        let (placement, choice) = request.place(store, ledger, |loads| {
+            check(loads, view)?;
+            let choice = cost::decide(&query, loads, &constants);
+            Ok((choice.placement.clone(), choice.pending, choice))
+        })?;
+        let expected = match (choice, placement.hosts.first()) {
+            (Some(choice), Some(host)) => {
+                if let Some(page) = page {
+                    let kept: Vec<Key> = plan
+                        .trail
+                        .iter()
+                        .filter(|step| step.kept)
+                        .map(|step| step.key)
+                        .collect();
+                    page.insert(store, &kept, host.known_as);
+                }
+                plan.affinity.then(|| plan.expected(&choice, *host))
+            }
+            _ => None,
+        };
+        Ok(Placed {
+            placement,
+            key: Some(plan.key),
+            position: plan.position,
+            expected,
+        })
+    }
+
+    fn place_fixed(
+        &self,
+        plan: &Plan,
+        view: &View,
+        request: &mut Request,
+        store: &impl Store,
+        ledger: &Ledger,
+    ) -> Result<Placed, Outdated> {
+        let pending = plan.tokens as u32;
+        let (placement, _) = request.place(store, ledger, |loads| {
+            check(loads, view)?;
+            let placement = route::decide(plan.key, view.candidates(), loads, self.bounds);
+            Ok((placement, pending, ()))
+        })?;
+        Ok(Placed {
+            placement,
+            key: Some(plan.key),
+            position: plan.position,
+            expected: None,
+        })
+    }
+
+    /// Learns from the answer to a request that was placed here, and served by the host that was
+    /// chosen.
+    pub fn learn(&self, placed: &Placed, report: Report, store: &impl Store) {
+        let (Some(key), Some(expected)) = (placed.key, &placed.expected) else {
+            return;
+        };
+        let claimed_too_much = self.learned.borrow_mut().learn(&expected.figures, report);
+        let (Some(prompt), Some(cached)) = (report.prompt_tokens, report.cached_tokens) else {
+            return;
+        };
+        if !claimed_too_much {
+            return;
+        }
+        let cached = cached as f64 * expected.figures.tokens / prompt.max(1) as f64;
+        let steps = expected.trail.iter();
+        let wrong = steps.filter(|step| {
+            step.tokens > cached + MARGIN_TOKENS && step.tokens <= expected.figures.known
+        });
+        let wrong: Vec<Key> = wrong.map(|step| step.key).collect();
+        Page::read(store, &self.index, key).forget(store, &wrong, expected.host.known_as);
+    }
+}
+
+impl Plan {
+    fn expected(&self, choice: &cost::Choice, host: Candidate) -> Expected {
+        let kept = self
+            .trail
+            .iter()
+            .filter(|step| step.kept && step.tokens > choice.known);
+        let next = kept.map(|step| step.tokens).next().unwrap_or(self.tokens);
+        let figures = Expectation {
+            tokens: self.tokens,
+            known: choice.known,
+            floor: self.floor,
+            next,
+            at_home: choice.at_home,
+        };
+        Expected {
+            figures,
+            host,
+            trail: self.trail.clone(),
         }
     }
 }
 
-fn whole(prompt: &Prompt) -> Option<(Key, u64)> {
-    prompt
-        .checkpoints
-        .last()
-        .map(|end| (prompt.key(end), end.position))
+fn check(loads: &Loads, view: &View) -> Result<(), Outdated> {
+    if loads.hosts_version() == view.version {
+        Ok(())
+    } else {
+        Err(Outdated)
+    }
 }
 
-/// Places a request by its key and books it.
-///
-/// # Errors
-/// [`Outdated`] if the host table has changed; nothing is booked then.
-pub fn place(
-    rules: &Rules,
-    view: &View,
-    key: Option<(Key, u64)>,
-    request: &mut Request,
-    store: &impl Store,
-    ledger: &Ledger,
-) -> Result<Placed, Outdated> {
-    let Some((key, position)) = key else {
-        let placement = Placement::abstain(Abstain::NoPrefix);
-        return Ok(Placed {
-            placement,
-            key: None,
-            position: 0,
-        });
-    };
-    let decide = |loads: &Loads| {
-        if loads.hosts_version() != view.version {
-            return Err(Outdated);
+/// For each host, the deepest token of the plan that the page says it was sent; 0 if none.
+fn known(page: &Page, plan: &Plan, hosts: &[Candidate]) -> Vec<f64> {
+    let mut found: Vec<(HostRef, f64)> = Vec::new();
+    for step in plan.trail.iter().rev() {
+        for host in page.hosts(step.key) {
+            if !found.iter().any(|(other, _)| *other == host) {
+                found.push((host, step.tokens));
+            }
         }
-        Ok((
-            route::decide(key, view.candidates(), loads, rules.bounds),
-            0,
-        ))
+    }
+    let known = |host: &Candidate| {
+        found
+            .iter()
+            .find(|(other, _)| *other == host.known_as)
+            .map_or(0.0, |(_, tokens)| *tokens)
     };
-    let placement = request.place(store, ledger, decide)?;
-    Ok(Placed {
-        placement,
-        key: Some(key),
-        position,
-    })
+    hosts.iter().map(known).collect()
 }

@@ -71,6 +71,8 @@ pub struct AdaptiveKey {
     pub position: u64,
     /// Where the last hot prefix ends: every host is assumed to hold it. 0 if none is hot.
     pub floor: u64,
+    /// Whether it is hot itself: the whole prompt is.
+    pub is_hot: bool,
 }
 
 /// The rungs of a prompt, shallow to deep, equal ones once; the last is the whole prompt.
@@ -120,12 +122,14 @@ fn choose(rungs: &[Rung], counts: &[u32], count_max: u32) -> Option<AdaptiveKey>
     let mut floor = 0;
     let mut found = None;
     for (rung, count) in rungs.iter().zip(counts.iter().chain(std::iter::repeat(&0))) {
+        let is_hot = *count > count_max;
         found = Some(AdaptiveKey {
             key: rung.key,
             position: rung.position,
             floor,
+            is_hot,
         });
-        if *count <= count_max {
+        if !is_hot {
             break;
         }
         floor = rung.position;

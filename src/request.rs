@@ -144,33 +144,37 @@ impl Request {
     }
 
     /// Runs `decide` on the current loads and books its first host in the same transaction.
-    /// `decide` also gives the tokens that this host has yet to compute. If it fails, nothing is
-    /// booked and the request can be placed again.
+    /// `decide` also gives the tokens that this host has yet to compute, and what the caller wants
+    /// to keep. If it fails, nothing is booked and the request can be placed again.
     ///
     /// # Errors
     /// Those of `decide`.
-    pub fn place<E>(
+    pub fn place<K, E>(
         &mut self,
         store: &impl Store,
         ledger: &Ledger,
-        decide: impl Fn(&Loads) -> Result<(Placement, u32), E>,
-    ) -> Result<Placement, E> {
+        decide: impl Fn(&mut Loads) -> Result<(Placement, u32, K), E>,
+    ) -> Result<(Placement, Option<K>), E> {
         if self.booking.is_some() || self.ended {
-            return Ok(Placement::abstain(Abstain::NotAPrompt));
+            return Ok((Placement::abstain(Abstain::NotAPrompt), None));
         }
-        let (placement, booking) = ledger.transact(store, |loads| match decide(loads) {
+        let (placement, kept) = ledger.transact(store, |loads| match decide(loads) {
             Err(error) => (Err(error), NO_CHANGES),
-            Ok((placement, pending)) => {
+            Ok((placement, pending, kept)) => {
                 let first = placement.hosts.first();
                 let booking = first.map(|host| Booking {
                     seat: host.seat,
                     pending,
                 });
-                (Ok((placement, booking)), [booking.map(Change::Book), None])
+                (
+                    Ok((placement, (booking, kept))),
+                    [booking.map(Change::Book), None],
+                )
             }
         })?;
+        let (booking, kept) = kept;
         self.booking = booking;
-        Ok(placement)
+        Ok((placement, Some(kept)))
     }
 
     /// The host that answers became known; `None` if it is not one of ours. A request that a

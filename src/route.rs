@@ -3,6 +3,7 @@
 //! Guarantee: a pure function of its arguments; every decision says what kind it is. Not here:
 //! parsing, state, the booking of the request.
 
+use crate::index::HostRef;
 use crate::load::{Loads, Seat};
 use crate::placement::{HostId, order};
 use crate::prefix::Key;
@@ -17,6 +18,8 @@ pub struct Candidate {
     pub seat: Seat,
     /// Its identity in placement.
     pub id: HostId,
+    /// Its name in the index.
+    pub known_as: HostRef,
 }
 
 /// What a decision is bound by.
@@ -68,6 +71,8 @@ impl Abstain {
 pub enum Decision {
     /// The first host in the key's rendezvous order.
     Home,
+    /// A host that was sent more of this prompt before.
+    Match,
     /// Another host because of load.
     Divert,
     /// Every host is at its limit: the one with the least in flight.
@@ -82,6 +87,7 @@ impl Decision {
     pub fn label(self) -> &'static str {
         match self {
             Self::Home => "home",
+            Self::Match => "match",
             Self::Divert => "divert",
             Self::Saturated => "saturated",
             Self::Abstain(_) => "abstain",
@@ -122,7 +128,7 @@ impl Placement {
 #[must_use]
 pub fn decide(key: Key, hosts: &[Candidate], loads: &Loads, bounds: Bounds) -> Placement {
     let mut order = order(key, hosts, |host| host.id);
-    let limit = limit_in_force(hosts, loads, bounds);
+    let limit = bounds.limit_in_force(hosts, loads);
     let has_room =
         |host: &Candidate| limit.is_none_or(|limit| loads.of(host.seat).in_flight < limit);
     let Some(chosen) = order.iter().position(has_room) else {
@@ -154,14 +160,18 @@ fn saturated(mut order: Vec<Candidate>, loads: &Loads) -> Placement {
     }
 }
 
-fn limit_in_force(hosts: &[Candidate], loads: &Loads, bounds: Bounds) -> Option<u32> {
-    let limit = bounds.limit?;
-    let total: u64 = hosts
-        .iter()
-        .map(|host| u64::from(loads.of(host.seat).in_flight))
-        .sum();
-    let panic = total * 2 >= u64::from(limit) * hosts.len() as u64;
-    (!(bounds.panic_rule && panic)).then_some(limit)
+impl Bounds {
+    /// The limit, unless the panic rule sets it aside now.
+    #[must_use]
+    pub fn limit_in_force(self, hosts: &[Candidate], loads: &Loads) -> Option<u32> {
+        let limit = self.limit?;
+        let total: u64 = hosts
+            .iter()
+            .map(|host| u64::from(loads.of(host.seat).in_flight))
+            .sum();
+        let panic = total * 2 >= u64::from(limit) * hosts.len() as u64;
+        (!(self.panic_rule && panic)).then_some(limit)
+    }
 }
 
 #[cfg(test)]
@@ -180,6 +190,13 @@ mod tests {
                 generation: 1,
             },
             id: HostId::of(&format!("10.0.0.{n}:8000")),
+            known_as: HostRef::new(
+                Seat {
+                    slot: Slot(n),
+                    generation: 1,
+                },
+                0,
+            ),
         };
         (0..count).map(host).collect()
     }

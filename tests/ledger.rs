@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::convert::Infallible;
 
+use prefix_router::index::HostRef;
 use prefix_router::load::{self, Changes, Ledger, Seat, Slot};
 use prefix_router::placement::HostId;
 use prefix_router::prefix::Key;
@@ -165,6 +166,7 @@ impl World {
         let candidate = |(n, seat): (usize, &Seat)| Candidate {
             seat: *seat,
             id: HostId::of(&format!("10.0.0.{n}:{}", seat.generation)),
+            known_as: HostRef::new(*seat, 0),
         };
         self.seats.iter().enumerate().map(candidate).collect()
     }
@@ -232,9 +234,9 @@ impl World {
         let (hosts, bounds) = (self.candidates(), self.bounds);
         let mut request = Request::default();
         let placement = request.place(&self.store, &self.ledgers[ledger], |loads| {
-            Ok::<_, Infallible>((route::decide(Key(key), &hosts, loads, bounds), pending))
+            Ok::<_, Infallible>((route::decide(Key(key), &hosts, loads, bounds), pending, ()))
         });
-        let Ok(placement) = placement;
+        let Ok((placement, _)) = placement;
         let seat = placement.hosts[0].seat;
         self.requests.push(Tracked {
             request,

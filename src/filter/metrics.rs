@@ -15,7 +15,7 @@ const LABELS_MAX: usize = 64;
 /// One pool's metrics.
 pub struct Metrics {
     pool: String,
-    decisions: [Option<Metric>; 4],
+    decisions: [Option<Metric>; 5],
     abstentions: [Option<Metric>; Abstain::ALL.len()],
     decision_us: Option<Metric>,
     flag_unset: Option<Metric>,
@@ -34,7 +34,7 @@ impl Metrics {
         let plain = |name: &str| host::counter(&names::metric(name, &[(names::POOL, pool)]));
         Self {
             pool: pool.to_owned(),
-            decisions: ["home", "divert", "saturated", "abstain"]
+            decisions: ["home", "match", "divert", "saturated", "abstain"]
                 .map(|kind| counter(names::DECISIONS, names::DECISION, kind)),
             abstentions: Abstain::ALL
                 .map(|why| counter(names::ABSTAIN, names::REASON, why.label())),
@@ -51,9 +51,10 @@ impl Metrics {
 
     /// A decision was made, in this time.
     pub fn decided(&self, decision: Decision, us: u64) {
-        let [home, divert, saturated, abstain] = self.decisions;
+        let [home, matched, divert, saturated, abstain] = self.decisions;
         let metric = match decision {
             Decision::Home => home,
+            Decision::Match => matched,
             Decision::Divert => divert,
             Decision::Saturated => saturated,
             Decision::Abstain(why) => {

@@ -10,15 +10,16 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use super::host::{self, Shared};
 use super::metrics::Metrics;
 use crate::config::{Config, Pool, Routing};
+use crate::cost::Constants;
 use crate::fleet;
 use crate::load::{self, Changes, Ledger, NO_CHANGES, Seat};
 use crate::names;
-use crate::payload::Plan;
-use crate::pool::{self, KeyRule, Outdated, Placed, Rules, View};
+use crate::payload::Plan as ReadPlan;
+use crate::pool::{Outdated, Placed, Plan, Router, Rule, View};
 use crate::popularity::Heat;
 use crate::prefix::Prompt;
 use crate::request::Request;
-use crate::route::{Abstain, Candidate, Placement};
+use crate::route::{Abstain, Candidate};
 use crate::watchdog::{Bounds, Watchdog};
 
 /// A view is taken anew at most this often for one request; each time it is the newest there is.
@@ -29,31 +30,35 @@ pub struct Worker {
     /// The filter's configuration.
     pub config: Config,
     /// How bodies are read, made ready.
-    pub plan: Plan,
+    pub plan: ReadPlan,
     /// The pool's metrics.
     pub metrics: Metrics,
     /// The requests that are held.
     pub watchdog: RefCell<Watchdog>,
     /// This VM's hand in the loads.
     pub ledger: Ledger,
-    rules: Rules,
+    router: Router,
     view: RefCell<Rc<View>>,
 }
 
 impl Worker {
     /// A worker for this configuration's pool.
     pub fn new(config: Config, pool: &Pool) -> Self {
-        let key = match pool.routing {
-            Routing::Adaptive => KeyRule::Adaptive(Heat::default()),
-            Routing::Fixed { .. } => KeyRule::Fixed,
+        let rule = match pool.routing {
+            Routing::Adaptive => Rule::Adaptive {
+                heat: Heat::default(),
+                constants: Constants::default(),
+                one_gateway: false,
+            },
+            Routing::Fixed { .. } => Rule::Fixed,
         };
         Self {
             metrics: Metrics::new(&pool.name),
             watchdog: RefCell::default(),
             ledger: Ledger::default(),
-            rules: Rules::new(&pool.name, key, pool.bounds),
+            router: Router::new(&pool.name, rule, pool.bounds),
             view: RefCell::default(),
-            plan: Plan::new(&config.read),
+            plan: ReadPlan::new(&config.read),
             config,
         }
     }
@@ -62,23 +67,10 @@ impl Worker {
     pub fn place(&self, prompt: &Prompt, request: &mut Request) -> Placed {
         let started_us = host::now_us();
         let hosts = self.view().candidates().len();
-        let key = pool::key(&self.rules, hosts, prompt, &Shared);
-        let mut placed = None;
-        for _ in 0..VIEWS_MAX {
-            let view = self.view();
-            match pool::place(&self.rules, &view, key, request, &Shared, &self.ledger) {
-                Ok(done) => {
-                    placed = Some(done);
-                    break;
-                }
-                Err(Outdated) => self.refresh(),
-            }
-        }
-        let placed = placed.unwrap_or_else(|| Placed {
-            placement: Placement::abstain(Abstain::NoHosts),
-            key: None,
-            position: 0,
-        });
+        let placed = match self.router.plan(prompt, hosts, &Shared) {
+            None => Placed::abstain(Abstain::NoPrefix),
+            Some(plan) => self.place_by(&plan, request),
+        };
         let took_us = host::now_us().saturating_sub(started_us);
         self.metrics.decided(placed.placement.decision, took_us);
         self.metrics.payload(prompt.api);
@@ -86,6 +78,19 @@ impl Worker {
             self.metrics.unread(reason);
         }
         placed
+    }
+
+    fn place_by(&self, plan: &Plan, request: &mut Request) -> Placed {
+        for _ in 0..VIEWS_MAX {
+            match self
+                .router
+                .place(plan, &self.view(), request, &Shared, &self.ledger)
+            {
+                Ok(placed) => return placed,
+                Err(Outdated) => self.refresh(),
+            }
+        }
+        Placed::abstain(Abstain::NoHosts)
     }
 
     /// The headers that name these hosts.

@@ -1,0 +1,317 @@
+//! The adaptive choice: which host computes the fewest tokens again, counting those that wait.
+//!
+//! Guarantee: a pure function of its arguments, with the same result in every gateway that has the
+//! same view of loads and index. Not here: the key (popularity.rs), what is learned (learned.rs).
+//!
+//! Source of the rules and constants: ROUTING.md 6 and 6a, the study behind this project.
+
+use crate::load::Loads;
+use crate::placement::order;
+use crate::prefix::Key;
+use crate::route::{Abstain, Bounds, Candidate, Decision, LIST_MAX, Placement};
+
+/// The constants of the choice, in tokens where they have a unit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Constants {
+    /// ALPHA: what an uncached token weighs against a waiting one. Flat between 1.5 and 3.
+    pub affinity_weight: f64,
+    /// STEP: tokens that an engine computes in one step; when every host has this many waiting,
+    /// saving work weighs one more.
+    pub step_tokens: f64,
+    /// DELTA: what a request in flight weighs, in waiting tokens.
+    pub in_flight_tokens: f64,
+    /// SLACK: the home is kept while it costs no more than this part of the prompt above the best.
+    pub slack: f64,
+    /// STICK: a match is kept while it costs no more than this part of the prompt above the best.
+    pub stick: f64,
+    /// BAL: in form K a host gets no more than this part of an even share of new keys.
+    pub balance: f64,
+    /// IDLE: form K balances new keys while the mean in flight is below this.
+    pub idle_in_flight: f64,
+}
+
+impl Default for Constants {
+    fn default() -> Self {
+        Self {
+            affinity_weight: 2.0,
+            step_tokens: 8192.0,
+            in_flight_tokens: 50.0,
+            slack: 0.5,
+            stick: 0.25,
+            balance: 1.15,
+            idle_in_flight: 8.0,
+        }
+    }
+}
+
+/// What was learned of how caches behave here (learned.rs).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Belief {
+    /// The part of a prompt that its home is presumed to hold though we did not send it there.
+    pub presumed: f64,
+    /// How much the home is preferred for its own sake, 0 to 1.
+    pub home_weight: f64,
+    /// The part of an index entry's claim that turns out true.
+    pub trust: f64,
+    /// The part of a prompt that any host turns out to hold: above 0 with a shared KV store.
+    pub shared: f64,
+    /// Whether new keys are balanced: form K, and no other gateway seems to warm our hosts.
+    pub balances: bool,
+}
+
+/// One request to be placed.
+#[derive(Clone, Copy, Debug)]
+pub struct Query<'a> {
+    /// Its key.
+    pub key: Key,
+    /// The usable hosts.
+    pub hosts: &'a [Candidate],
+    /// For each host, up to which token the index says that it was sent this prompt; 0 if never.
+    pub known: &'a [f64],
+    /// The prompt's tokens.
+    pub tokens: f64,
+    /// Tokens up to which every host is assumed to hold it: its hot prefixes.
+    pub floor: f64,
+    /// False if no cache helps: least cost places it.
+    pub affinity: bool,
+    /// What was learned.
+    pub belief: Belief,
+    /// The limit.
+    pub bounds: Bounds,
+}
+
+/// A placement and what it was based on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The decision.
+    pub placement: Placement,
+    /// Tokens that the chosen host is expected to compute.
+    pub pending: u32,
+    /// Tokens that the chosen host was sent before, by the index.
+    pub known: f64,
+    /// Whether the chosen host is the first in the key's rendezvous order.
+    pub at_home: bool,
+    /// Whether any host was sent more of this prompt than all hold.
+    pub is_bound: bool,
+}
+
+/// A host with what the request would cost there.
+#[derive(Clone, Copy)]
+struct Offer {
+    host: Candidate,
+    /// Tokens it holds, by the index and the floor.
+    known: f64,
+    /// Tokens it would compute.
+    uncached: f64,
+    cost: f64,
+    full: bool,
+}
+
+/// Chooses the host. New keys that are balanced are counted in `loads`.
+#[must_use]
+pub fn decide(query: &Query<'_>, loads: &mut Loads, constants: &Constants) -> Choice {
+    let Some(home) = home(query, loads, constants) else {
+        return Choice {
+            placement: Placement::abstain(Abstain::NoHosts),
+            pending: 0,
+            known: 0.0,
+            at_home: false,
+            is_bound: false,
+        };
+    };
+    let offers = offers(query, loads, constants, &home);
+    let all_full = offers.iter().all(|offer| offer.full);
+    let chosen = if all_full {
+        least(offers.iter().filter(|_| true), |offer| {
+            in_flight(loads, offer)
+        })
+    } else {
+        choose(query, constants, &home, &offers)
+    };
+    let chosen = chosen.or(offers.first()).copied();
+    let Some(chosen) = chosen else {
+        return decide(
+            &Query {
+                hosts: &[],
+                ..*query
+            },
+            loads,
+            constants,
+        );
+    };
+    let at_home = chosen.host == home.first;
+    let decision = match (all_full, at_home) {
+        (true, _) => Decision::Saturated,
+        (false, true) => Decision::Home,
+        (false, false) if home.is_bound && chosen.known >= home.deepest => Decision::Match,
+        (false, false) => Decision::Divert,
+    };
+    if query.belief.balances && !home.is_bound && query.affinity {
+        loads.count_placed(chosen.host.seat, query.hosts.iter().map(|host| host.seat));
+    }
+    let presumed = if at_home { query.belief.presumed } else { 0.0 };
+    Choice {
+        pending: (chosen.uncached * (1.0 - presumed)).round() as u32,
+        known: chosen.known,
+        at_home: chosen.host == home.rendezvous,
+        is_bound: home.is_bound,
+        placement: Placement {
+            decision,
+            hosts: list(&chosen, &offers),
+        },
+    }
+}
+
+/// What the key says before load is looked at.
+struct Home {
+    /// The hosts in the key's order, the home first.
+    order: Vec<usize>,
+    /// The home: of form J the first in rendezvous order.
+    first: Candidate,
+    /// The first in rendezvous order.
+    rendezvous: Candidate,
+    /// The deepest token that any host was sent.
+    deepest: f64,
+    /// Whether that is deeper than what all hold.
+    is_bound: bool,
+}
+
+fn home(query: &Query<'_>, loads: &Loads, constants: &Constants) -> Option<Home> {
+    let places: Vec<(usize, Candidate)> = query.hosts.iter().copied().enumerate().collect();
+    let mut order: Vec<(usize, Candidate)> = order(query.key, &places, |(_, host)| host.id);
+    let rendezvous = order.first()?.1;
+    let deepest = query
+        .known
+        .iter()
+        .fold(query.floor, |deepest, known| deepest.max(*known));
+    let is_bound = deepest > query.floor;
+    if query.belief.balances && !is_bound && mean_in_flight(query, loads) < constants.idle_in_flight
+    {
+        let place = balanced(&order, loads, constants);
+        if let Some(moved) = order.get(..=place).map(<[_]>::len) {
+            order.get_mut(..moved)?.rotate_right(1);
+        }
+    }
+    let first = order.first()?.1;
+    let order = order.into_iter().map(|(place, _)| place).collect();
+    Some(Home {
+        order,
+        first,
+        rendezvous,
+        deepest,
+        is_bound,
+    })
+}
+
+/// The place in `order` of the first host that has not got more than its share of new keys.
+fn balanced(order: &[(usize, Candidate)], loads: &Loads, constants: &Constants) -> usize {
+    let placed = |(_, host): &(usize, Candidate)| f64::from(loads.placed(host.seat));
+    let total: f64 = order.iter().map(placed).sum();
+    let share = constants.balance * (total + 1.0) / order.len().max(1) as f64;
+    order
+        .iter()
+        .position(|host| placed(host) <= share)
+        .unwrap_or(0)
+}
+
+fn mean_in_flight(query: &Query<'_>, loads: &Loads) -> f64 {
+    let total: f64 = query
+        .hosts
+        .iter()
+        .map(|host| f64::from(loads.of(host.seat).in_flight))
+        .sum();
+    total / query.hosts.len().max(1) as f64
+}
+
+/// What each host would cost, in the key's order.
+fn offers(query: &Query<'_>, loads: &Loads, constants: &Constants, home: &Home) -> Vec<Offer> {
+    let limit = query.bounds.limit_in_force(query.hosts, loads);
+    let pending = |host: &Candidate| f64::from(loads.of(host.seat).pending);
+    let waiting_least = query
+        .hosts
+        .iter()
+        .map(pending)
+        .fold(f64::INFINITY, f64::min);
+    // When every host has a queue, saving work matters more than evening it out.
+    let weight = constants.affinity_weight + waiting_least / constants.step_tokens;
+    let belief = query.belief;
+    let offer = |place: &usize| {
+        let host = *query.hosts.get(*place)?;
+        let known = query
+            .known
+            .get(*place)
+            .copied()
+            .unwrap_or(0.0)
+            .max(query.floor);
+        let trusted = query.floor + (known - query.floor) * belief.trust;
+        let mut uncached = query.tokens - trusted.min(query.tokens - 1.0).max(0.0);
+        let is_home = host == home.first;
+        if !is_home && known <= query.floor {
+            uncached *= 1.0 - belief.shared;
+        }
+        let load = loads.of(host.seat);
+        let mut cost = f64::from(load.pending)
+            + weight * uncached
+            + constants.in_flight_tokens * f64::from(load.in_flight);
+        if is_home && query.affinity {
+            cost -= weight * uncached * belief.presumed;
+        }
+        let full = limit.is_some_and(|limit| load.in_flight >= limit);
+        Some(Offer {
+            host,
+            known,
+            uncached,
+            cost,
+            full,
+        })
+    };
+    home.order.iter().filter_map(offer).collect()
+}
+
+fn choose<'a>(
+    query: &Query<'_>,
+    constants: &Constants,
+    home: &Home,
+    offers: &'a [Offer],
+) -> Option<&'a Offer> {
+    let open = || offers.iter().filter(|offer| !offer.full);
+    let best = least(open(), |offer| offer.cost)?;
+    if !query.affinity {
+        return Some(best);
+    }
+    if home.is_bound && home.deepest > query.tokens / 2.0 {
+        let near = best.cost + constants.stick * query.tokens;
+        let matches = open().filter(|offer| offer.known >= home.deepest && offer.cost <= near);
+        if let Some(host) = least(matches, |offer| offer.cost) {
+            return Some(host);
+        }
+    }
+    let slack = constants.slack * query.belief.home_weight * (query.tokens - query.floor).max(0.0);
+    open().find(|offer| offer.cost <= best.cost + slack)
+}
+
+/// The first of the least by `cost`, so that ties keep the key's order.
+fn least<'a>(
+    offers: impl Iterator<Item = &'a Offer>,
+    cost: impl Fn(&Offer) -> f64,
+) -> Option<&'a Offer> {
+    offers.fold(None, |least: Option<&Offer>, offer| match least {
+        Some(least) if cost(least) <= cost(offer) => Some(least),
+        _ => Some(offer),
+    })
+}
+
+fn in_flight(loads: &Loads, offer: &Offer) -> f64 {
+    f64::from(loads.of(offer.host.seat).in_flight)
+}
+
+fn list(chosen: &Offer, offers: &[Offer]) -> Vec<Candidate> {
+    let others = offers
+        .iter()
+        .map(|offer| offer.host)
+        .filter(|host| *host != chosen.host);
+    std::iter::once(chosen.host)
+        .chain(others)
+        .take(LIST_MAX)
+        .collect()
+}
