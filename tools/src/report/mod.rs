@@ -196,14 +196,16 @@ pub fn gain(base: &Run, ours: &Run) -> Option<String> {
     } else {
         String::new()
     };
+    let change = (after / before - 1.0) * 100.0;
+    let sign = if change < 0.0 { "−" } else { "+" };
     Some(format!(
         "{} against {}: cache hits {:.1} % → {:.1} %{hits}, P50 TTFT {before:.0} → {after:.0} ms \
-         ({:+.0} %).",
+         ({sign}{:.0} %).",
         ours.policy,
         base.policy,
         base.hit_rate * 100.0,
         ours.hit_rate * 100.0,
-        (after / before - 1.0) * 100.0
+        change.abs()
     ))
 }
 
@@ -287,7 +289,7 @@ pub(crate) mod tests {
         assert_eq!(
             gain,
             "prefix_router against random: cache hits 24.0 % → 83.0 % (3.5 times), P50 TTFT 446 → \
-             36 ms (-92 %)."
+             36 ms (−92 %)."
         );
     }
 }

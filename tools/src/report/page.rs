@@ -35,10 +35,7 @@ pub fn render(report: &Report) -> anyhow::Result<String> {
     let _ = writeln!(out, "<div class=\"plots\">");
     for (title, svg) in [
         ("Time to the first token", plots::ttft(report)?),
-        (
-            "Cache hits over time, as the engines counted",
-            plots::hits(report)?,
-        ),
+        ("Cache hits over time", plots::hits(report)?),
         ("Requests per host", plots::shares(report)?),
     ] {
         let name = escape(title);

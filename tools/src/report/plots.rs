@@ -11,7 +11,7 @@ use plotters::prelude::*;
 use super::{Report, Run};
 
 /// Width and height, in pixels: one column of a phone's screen; a wide screen shows several.
-pub const SIZE: (u32, u32) = (460, 320);
+pub const SIZE: (u32, u32) = (460, 330);
 
 /// Stand-in for text.
 pub const INK: RGBColor = RGBColor(1, 0, 0);
@@ -151,9 +151,9 @@ where
         let text = |size: u32| ("sans-serif", size).into_font().color(&INK);
         let mut chart = ChartBuilder::on(&area)
             .margin(8)
-            .margin_right(16)
-            .x_label_area_size(38)
-            .y_label_area_size(46)
+            .margin_right(20)
+            .x_label_area_size(46)
+            .y_label_area_size(56)
             .build_cartesian_2d(x, y)
             .map_err(failed)?;
         let whole = |value: &f64| format!("{value:.0}");
@@ -164,12 +164,12 @@ where
             .light_line_style(TRANSPARENT)
             .bold_line_style(GRID)
             .axis_style(GRID)
-            .label_style(text(13))
-            .axis_desc_style(text(13))
+            .label_style(text(17))
+            .axis_desc_style(text(17))
             .x_label_formatter(&whole)
             .y_label_formatter(&whole)
             .y_labels(6)
-            .x_labels(8)
+            .x_labels(7)
             .x_desc(x_name)
             .y_desc(y_name)
             .draw()
