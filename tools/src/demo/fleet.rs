@@ -40,7 +40,12 @@ impl Fleet {
             .iter()
             .map(|&port| (Ipv4Addr::LOCALHOST, port).into())
             .collect();
-        addresses.iter().try_for_each(free)?;
+        for address in &addresses {
+            free(address, "--engine-port")?;
+        }
+        if settings.port != 0 {
+            free(&(Ipv4Addr::UNSPECIFIED, settings.port).into(), "--port")?;
+        }
         let names = addresses.iter().map(ToString::to_string).collect();
         let mut fleet = Self {
             engines: Engines::new(names),
@@ -115,12 +120,12 @@ impl Drop for Fleet {
     }
 }
 
-/// Refuses a port that somebody listens on.
-fn free(address: &SocketAddr) -> anyhow::Result<()> {
+/// Refuses a port that somebody listens on; `flag` chooses another.
+fn free(address: &SocketAddr, flag: &str) -> anyhow::Result<()> {
     TcpListener::bind(address).map(drop).with_context(|| {
         format!(
             "cannot listen on {address}: if another demo runs, wait for it or stop it; if another \
-             program has the port, choose other ports with --engine-port"
+             program has the port, choose another with {flag}"
         )
     })
 }
@@ -144,11 +149,11 @@ mod tests {
     fn a_port_in_use_is_named_with_what_to_do() {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = taken.local_addr().unwrap();
-        let error = format!("{:#}", free(&address).unwrap_err());
+        let error = format!("{:#}", free(&address, "--engine-port").unwrap_err());
         for part in [&address.to_string(), "--engine-port", "in use"] {
             assert!(error.contains(part), "{part:?} is not in {error:?}");
         }
         drop(taken);
-        free(&address).unwrap();
+        free(&address, "--engine-port").unwrap();
     }
 }

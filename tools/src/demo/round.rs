@@ -36,7 +36,7 @@ const DRAIN: Duration = Duration::from_secs(60);
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Envoy checks engines every 2 s, and the filter asks Envoy every second.
-const HEALTH_LIMIT: Duration = Duration::from_secs(15);
+const HEALTH_LIMIT: Duration = Duration::from_secs(30);
 
 /// Who chooses the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
