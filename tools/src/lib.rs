@@ -10,6 +10,7 @@
     )
 )]
 
+pub mod bench;
 pub mod check;
 pub mod demo;
 pub mod engine;

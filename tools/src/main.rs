@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tools::{check, demo, engine, load, setup};
+use tools::{bench, check, demo, engine, load, setup};
 
 /// Prefix-aware routing for LLM engines behind Envoy: set up, try, measure, explain
 #[derive(Parser)]
@@ -15,6 +15,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Measure a real Envoy with and without the filter
+    Bench(bench::BenchArgs),
     /// Say whether a filter configuration is valid, and what it means
     Check(check::CheckArgs),
     /// Show what routing by prefix brings: engines, Envoy with and without the filter, one load
@@ -29,6 +31,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Bench(args) => bench::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Engine(args) => engine::run(*args),

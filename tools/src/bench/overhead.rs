@@ -1,0 +1,318 @@
+//! `prefix-router bench overhead`: processor time that the filter adds to Envoy's, per request.
+//!
+//! Two Envoys of one worker each run from the same file, one without the filter. They get the same
+//! requests in turn, slice by slice; the added time is the median of the differences of
+//! neighbouring slices. Processor time is the kernel's count of what Envoy's threads ran, so it
+//! includes the filter's polling and ticking. Not here: latency, which a loaded machine drowns.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use clap::Args;
+use serde::Serialize;
+use tokio::task::JoinSet;
+
+use super::http::{Connection, Upstream, request};
+use crate::harness::{Envoy, Plan, Policy};
+use crate::{setup, testkit};
+
+/// As many as the design's figures are for.
+const HOSTS: usize = 7;
+
+/// Bodies of a size: enough that prefixes recur and tails differ, few enough to keep in memory
+/// (64 × 256 KB = 16 MB).
+const PROMPTS: u64 = 64;
+
+/// How many of them share a system prompt, which is half of the body.
+const PROMPTS_PER_PREFIX: u64 = 4;
+
+/// Body sizes in KB with their budgets in µs (DESIGN: added Envoy CPU per request).
+const BUDGETS: [(usize, f64); 3] = [(4, 40.0), (32, 90.0), (256, 300.0)];
+
+/// Bytes sent per slice: a slice of 4 KB bodies then has 4,096 requests and takes about a second.
+const SLICE_BYTES: usize = 16 << 20;
+
+/// A slice of large bodies has at least this many requests.
+const SLICE_REQUESTS_MIN: usize = 256;
+
+/// Options of `prefix-router bench overhead`
+#[derive(Args, Debug)]
+pub(super) struct OverheadArgs {
+    /// Slices per body size and Envoy
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Connections that send one request after the other
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
+    connections: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    bodies: Vec<Row>,
+    rounds: u32,
+    connections: u32,
+    commit: String,
+}
+
+/// What one size of body costs, in µs of processor time per request.
+#[derive(Serialize)]
+struct Row {
+    body_bytes: usize,
+    requests: usize,
+    without_filter_us: f64,
+    with_filter_us: f64,
+    added_us: Spread,
+    budget_us: f64,
+}
+
+/// Of the differences of neighbouring slices.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct Spread {
+    median: f64,
+    /// A quarter of the differences is lower.
+    p25: f64,
+    /// A quarter of the differences is higher.
+    p75: f64,
+}
+
+/// Runs it and prints the result.
+pub(super) fn run(args: &OverheadArgs) -> Result<()> {
+    let report = tokio::runtime::Runtime::new()?.block_on(measure(args))?;
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print(&report);
+    }
+    Ok(())
+}
+
+async fn measure(args: &OverheadArgs) -> Result<Report> {
+    let mut upstreams = Vec::new();
+    for _ in 0..HOSTS {
+        upstreams.push(Upstream::start().await?);
+    }
+    let hosts: Vec<_> = upstreams.iter().map(|upstream| upstream.address).collect();
+    let plan = || -> Result<Plan> {
+        let plan = Plan::load("envoy/envoy.yaml")?.hosts("engines", &hosts);
+        Ok(plan.concurrency(1).log_level("warning"))
+    };
+    let without = plan()?.without_filter(Policy::LeastRequest).start().await?;
+    let with = plan()?.start().await?;
+    let mut bodies = Vec::new();
+    for (kilobytes, budget_us) in BUDGETS {
+        eprintln!("bench: bodies of {kilobytes} KB, {} rounds …", args.rounds);
+        let requests = requests(kilobytes * 1024)?;
+        bodies.push(measure_size(args, &with, &without, &requests, budget_us).await?);
+    }
+    routed(&with).await?;
+    Ok(Report {
+        bodies,
+        rounds: args.rounds,
+        connections: args.connections,
+        commit: setup::commit(),
+    })
+}
+
+/// That the filter has done its work: an Envoy that routes nothing would be cheap.
+async fn routed(envoy: &Envoy) -> Result<()> {
+    let metric = "prefix_router_decisions_total";
+    let placed = envoy
+        .metric(metric, &[("decision", "home")])
+        .await?
+        .unwrap_or(0.0);
+    let matched = envoy
+        .metric(metric, &[("decision", "match")])
+        .await?
+        .unwrap_or(0.0);
+    if placed + matched > 0.0 {
+        return Ok(());
+    }
+    Err(anyhow!(
+        "the filter placed no request ({metric} has neither home nor match)"
+    ))
+}
+
+async fn measure_size(
+    args: &OverheadArgs,
+    with: &Envoy,
+    without: &Envoy,
+    requests: &[Vec<u8>],
+    budget_us: f64,
+) -> Result<Row> {
+    let bytes = requests.first().map_or(0, Vec::len);
+    let count = (SLICE_BYTES / bytes.max(1)).max(SLICE_REQUESTS_MIN);
+    // Fills the pools of connections, the compiled code and the filter's table of prefixes.
+    slice(args, with, requests, count).await?;
+    slice(args, without, requests, count).await?;
+    let (mut with_us, mut without_us, mut added) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..args.rounds {
+        // First one, then the other: neither always has the warmer caches.
+        let (a, b) = if round % 2 == 0 {
+            let a = slice(args, without, requests, count).await?;
+            (a, slice(args, with, requests, count).await?)
+        } else {
+            let b = slice(args, with, requests, count).await?;
+            (slice(args, without, requests, count).await?, b)
+        };
+        without_us.push(a);
+        with_us.push(b);
+        added.push(b - a);
+    }
+    Ok(Row {
+        body_bytes: bytes,
+        requests: count * args.rounds as usize,
+        without_filter_us: spread(without_us)?.median,
+        with_filter_us: spread(with_us)?.median,
+        added_us: spread(added)?,
+        budget_us,
+    })
+}
+
+/// Sends `count` requests over all connections; Envoy's processor time per request in µs.
+async fn slice(
+    args: &OverheadArgs,
+    envoy: &Envoy,
+    requests: &[Vec<u8>],
+    count: usize,
+) -> Result<f64> {
+    let connections = args.connections as usize;
+    let before = envoy.usage()?.cpu;
+    let mut running = JoinSet::new();
+    for first in 0..connections {
+        let mine: Vec<Vec<u8>> = requests
+            .iter()
+            .skip(first)
+            .step_by(connections)
+            .cloned()
+            .collect();
+        let mine = if mine.is_empty() {
+            requests.to_vec()
+        } else {
+            mine
+        };
+        let address = envoy.address();
+        let share = count.div_ceil(connections);
+        running.spawn(async move {
+            let mut connection = Connection::open(address).await?;
+            for request in mine.iter().cycle().take(share) {
+                connection.send(request).await?;
+            }
+            anyhow::Ok(share)
+        });
+    }
+    let mut sent = 0;
+    while let Some(share) = running.join_next().await {
+        sent += share??;
+    }
+    let used = envoy.usage()?.cpu.saturating_sub(before);
+    Ok(micros(used) / sent as f64)
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+/// Chat requests of about `bytes`: groups share their first half, every tail differs.
+fn requests(bytes: usize) -> Result<Vec<Vec<u8>>> {
+    let half = bytes / 2;
+    (0..PROMPTS)
+        .map(|prompt| {
+            let system = testkit::words(prompt / PROMPTS_PER_PREFIX, half);
+            let user = testkit::words(1_000 + prompt, half);
+            let body = testkit::chat(&system, &user);
+            (!body.is_empty())
+                .then(|| request(&body))
+                .context("an empty body")
+        })
+        .collect()
+}
+
+fn spread(mut values: Vec<f64>) -> Result<Spread> {
+    values.sort_by(f64::total_cmp);
+    let at = |share: f64| {
+        let last = values.len().saturating_sub(1) as f64;
+        values
+            .get((last * share).round() as usize)
+            .copied()
+            .context("no rounds")
+    };
+    Ok(Spread {
+        median: at(0.5)?,
+        p25: at(0.25)?,
+        p75: at(0.75)?,
+    })
+}
+
+fn print(report: &Report) {
+    println!("Envoy's processor time per request, one worker, {HOSTS} hosts, in µs");
+    println!(
+        "{:>9} {:>9} {:>9} {:>9} {:>15} {:>8}",
+        "body", "without", "with", "added", "p25..p75", "budget"
+    );
+    for row in &report.bodies {
+        let verdict = if row.added_us.median <= row.budget_us {
+            ""
+        } else {
+            "  over"
+        };
+        println!(
+            "{:>6} KB {:>9.1} {:>9.1} {:>9.1} {:>15} {:>8.0}{verdict}",
+            row.body_bytes / 1024,
+            row.without_filter_us,
+            row.with_filter_us,
+            row.added_us.median,
+            format!("{:.1}..{:.1}", row.added_us.p25, row.added_us.p75),
+            row.budget_us,
+        );
+    }
+    println!(
+        "{} rounds, {} connections, commit {}",
+        report.rounds, report.connections, report.commit
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_is_of_the_sorted_values() {
+        let spread = spread(vec![5.0, 1.0, 4.0, 2.0, 3.0]).unwrap();
+        assert_eq!(
+            spread,
+            Spread {
+                median: 3.0,
+                p25: 2.0,
+                p75: 4.0
+            }
+        );
+        assert!(super::spread(Vec::new()).is_err());
+    }
+
+    #[test]
+    fn requests_have_the_size_asked_for_and_share_half() {
+        let requests = requests(32 * 1024).unwrap();
+        assert_eq!(requests.len(), PROMPTS as usize);
+        for request in &requests {
+            assert!(
+                (32_000..35_000).contains(&request.len()),
+                "{}",
+                request.len()
+            );
+        }
+        let body = |prompt: usize| {
+            let request = &requests[prompt];
+            let head = request
+                .windows(4)
+                .position(|bytes| bytes == b"\r\n\r\n")
+                .unwrap();
+            &request[head..]
+        };
+        let shared = |a: &[u8], b: &[u8]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
+        assert!(shared(body(0), body(1)) > 16_000);
+        assert!(shared(body(0), body(4)) < 1_000);
+    }
+}
