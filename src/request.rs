@@ -5,6 +5,7 @@
 //! (filter/), the choice of the host (route.rs), reading of the body (payload/).
 
 use crate::load::{Booking, Change, Changes, Ledger, Loads, NO_CHANGES, Seat};
+use crate::payload::decode::DETECT_BYTES;
 use crate::payload::{End, Reader};
 use crate::prefix::Prompt;
 use crate::route::{Abstain, Placement};
@@ -104,15 +105,25 @@ impl Request {
     }
 
     /// What to do now that `buffered` bytes of the body are there and it ends or not. A body of
-    /// `bytes_max` or more is not waited for.
+    /// `bytes_max` or more is not waited for. A body is read as it comes; one whose first bytes
+    /// show that it is encoded is read when it is complete, so that no two decoders live at a time.
     #[must_use]
     pub fn next(&self, buffered: u64, end: bool, bytes_max: u64) -> Next {
-        let Stage::Holding { read, .. } = &self.stage else {
+        let Stage::Holding { read, reader } = &self.stage else {
             return Next::Pass;
         };
         let readable = buffered.min(bytes_max);
         let unread = readable.saturating_sub(*read);
         let complete = end || buffered >= bytes_max;
+        if !complete && unread >= WINDOW_BYTES {
+            if *read == 0 {
+                let len = DETECT_BYTES as u64;
+                return Next::Read { start: 0, len };
+            }
+            if reader.is_encoded() {
+                return Next::Wait;
+            }
+        }
         if unread >= WINDOW_BYTES || (complete && unread > 0) {
             return Next::Read {
                 start: *read,
@@ -206,5 +217,82 @@ impl Request {
         self.stage = Stage::Free;
         self.ended = true;
         [self.booking.take().map(Change::Release), None]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::payload::{Head, ReadOptions};
+
+    const W: u64 = WINDOW_BYTES;
+
+    /// Does what the proxy's callbacks do when so many bytes of `body` are there; says which
+    /// stretches were read, and what came after them.
+    fn callback(request: &mut Request, body: &[u8], buffered: u64, end: bool) -> (Vec<u64>, Next) {
+        let mut read = Vec::new();
+        loop {
+            match request.next(buffered, end, 4 * W) {
+                Next::Read { start, len } => {
+                    read.extend([start, len]);
+                    let bytes = &body[start as usize..(start + len) as usize];
+                    request.feed(bytes, len);
+                }
+                next => return (read, next),
+            }
+        }
+    }
+
+    fn held() -> Request {
+        let mut request = Request::default();
+        request.hold(Reader::new(&Head::default(), &ReadOptions::default()));
+        request
+    }
+
+    #[test]
+    fn a_body_is_read_in_windows_as_it_comes() {
+        let body = vec![b'{'; 8 * W as usize];
+        let mut request = held();
+        let mut step = |buffered, end| callback(&mut request, &body, buffered, end);
+        assert_eq!(step(W - 1, false), (vec![], Next::Wait));
+        assert_eq!(step(W, false), (vec![0, 4], Next::Wait));
+        assert_eq!(step(W + 4, false), (vec![4, W], Next::Wait));
+        assert_eq!(step(W + 9, true), (vec![W + 4, 5], Next::Place(End::Whole)));
+    }
+
+    #[test]
+    fn a_body_that_is_there_at_once_is_read_from_its_start() {
+        let body = vec![b'{'; 8 * W as usize];
+        for (buffered, reads, end) in [
+            (0, vec![], End::Whole),
+            (9, vec![0, 9], End::Whole),
+            (W + 9, vec![0, W, W, 9], End::Whole),
+            (4 * W, vec![0, W, W, W, 2 * W, W, 3 * W, W], End::Whole),
+            (4 * W + 1, vec![0, W, W, W, 2 * W, W, 3 * W, W], End::Cut),
+        ] {
+            let step = callback(&mut held(), &body, buffered, true);
+            assert_eq!(step, (reads, Next::Place(end)), "{buffered}");
+        }
+        assert_eq!(
+            callback(&mut held(), &body, 5 * W, false).1,
+            Next::Place(End::Cut)
+        );
+    }
+
+    #[test]
+    fn an_encoded_body_is_read_when_it_is_complete() {
+        let mut body = vec![0; 8 * W as usize];
+        body[..3].copy_from_slice(&[0x1f, 0x8b, 8]);
+        for (last, end, reads_end) in [(3 * W, true, End::Whole), (4 * W, false, End::Cut)] {
+            let mut request = held();
+            let mut step = |buffered, end| callback(&mut request, &body, buffered, end);
+            assert_eq!(step(W, false), (vec![0, 4], Next::Wait));
+            assert_eq!(step(2 * W, false), (vec![], Next::Wait));
+            let (reads, next) = step(last, end);
+            assert_eq!(
+                (reads.iter().skip(1).step_by(2).sum::<u64>(), next),
+                (last - 4, Next::Place(reads_end))
+            );
+        }
     }
 }

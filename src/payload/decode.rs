@@ -192,13 +192,7 @@ impl Decoder {
     #[must_use]
     pub fn new(encoding: Encoding, limits: Limits) -> Self {
         Self {
-            format: match encoding {
-                Encoding::Gzip => Format::Inflate(Box::new(MultiGzDecoder::new(Source::default()))),
-                Encoding::Deflate => Format::Deflate,
-                Encoding::Zstd => Format::Zstd(Box::new(Zstd::new(limits.window_bytes_max))),
-                Encoding::Brotli => Format::Brotli(Box::new(Brotli::new(limits.window_bytes_max))),
-                Encoding::Unsupported => Format::Unsupported,
-            },
+            format: Format::New(encoding),
             piece: Vec::new(),
             budget: Budget {
                 limits,
@@ -286,17 +280,30 @@ impl Budget {
     }
 }
 
-/// The state of one format's decoder.
+/// The state of one format's decoder. What has not begun takes no memory.
 enum Format {
-    Unsupported,
-    /// `deflate`, before its first bytes tell which of the two it is.
-    Deflate,
+    New(Encoding),
     Inflate(Box<dyn Inflate>),
     Zstd(Box<Zstd>),
     Brotli(Box<Brotli>),
 }
 
 impl Format {
+    /// A decoder for a body that begins like this.
+    fn start(encoding: Encoding, first: &[u8], limits: &Limits) -> Result<Self, DecodeError> {
+        let source = Source::default();
+        Ok(match encoding {
+            Encoding::Gzip => Self::Inflate(Box::new(MultiGzDecoder::new(source))),
+            Encoding::Deflate if is_zlib(first) => {
+                Self::Inflate(Box::new(ZlibDecoder::new(source)))
+            }
+            Encoding::Deflate => Self::Inflate(Box::new(DeflateDecoder::new(source))),
+            Encoding::Zstd => Self::Zstd(Box::new(Zstd::new(limits.window_bytes_max))),
+            Encoding::Brotli => Self::Brotli(Box::new(Brotli::new(limits.window_bytes_max))),
+            Encoding::Unsupported => return Err(DecodeError::Unsupported),
+        })
+    }
+
     fn push(
         &mut self,
         piece: &[u8],
@@ -304,15 +311,11 @@ impl Format {
         budget: &mut Budget,
         out: Out<'_>,
     ) -> Result<(), DecodeError> {
-        if let Self::Deflate = self {
-            *self = Self::Inflate(if is_zlib(piece) {
-                Box::new(ZlibDecoder::new(Source::default()))
-            } else {
-                Box::new(DeflateDecoder::new(Source::default()))
-            });
+        if let Self::New(encoding) = *self {
+            *self = Self::start(encoding, piece, &budget.limits)?;
         }
         match self {
-            Self::Unsupported | Self::Deflate => Err(DecodeError::Unsupported),
+            Self::New(_) => Ok(()),
             Self::Inflate(inflate) => {
                 inflate.source().push(piece, last);
                 pull(inflate.as_mut(), budget, out)

@@ -51,6 +51,13 @@ impl<S: Sink> Reading<S> {
         }
     }
 
+    /// Whether the body is known to be encoded. Decoders take memory: whoever reads many bodies at
+    /// a time should wait for the end of such a one and feed it in one go.
+    #[must_use]
+    pub fn is_encoded(&self) -> bool {
+        self.encoded.is_some()
+    }
+
     /// The next bytes, in any cut.
     pub fn feed(&mut self, window: &[u8]) {
         let Some(first) = &mut self.first else {
