@@ -9,6 +9,7 @@ use log::{debug, error};
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 
+use super::hooks::Hooks;
 use super::host;
 use super::worker::Worker;
 use crate::config::DebugHeaders;
@@ -29,6 +30,7 @@ pub struct Http {
     buffered: u64,
     placed: Option<Placed>,
     debug_headers: bool,
+    hooks: Hooks,
 }
 
 impl Http {
@@ -42,6 +44,7 @@ impl Http {
             buffered: 0,
             placed: None,
             debug_headers: false,
+            hooks: Hooks::default(),
         }
     }
 
@@ -182,6 +185,8 @@ impl Context for Http {}
 
 impl HttpContext for Http {
     fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
+        self.hooks.read();
+        self.hooks.at("request_headers");
         // Early header mutation strips it as well; this covers a config without it.
         host::remove_request_header(names::ROUTE_HOST);
         host::remove_request_header(names::ROUTE_FIRST);
@@ -195,6 +200,7 @@ impl HttpContext for Http {
     }
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        self.hooks.at("request_body");
         self.buffered = size as u64;
         self.read(end_of_stream)
     }
@@ -205,6 +211,7 @@ impl HttpContext for Http {
     }
 
     fn on_http_response_headers(&mut self, _count: usize, _end_of_stream: bool) -> Action {
+        self.hooks.at("response_headers");
         let address = host::property(&["upstream", "address"])
             .and_then(|address| String::from_utf8(address).ok());
         let seat = address
@@ -231,6 +238,7 @@ impl HttpContext for Http {
     }
 
     fn on_log(&mut self) {
+        self.hooks.at("log");
         self.finish();
     }
 }

@@ -18,5 +18,6 @@ pub mod harness;
 pub mod load;
 pub mod report;
 pub mod setup;
+pub mod soak;
 pub mod testkit;
 pub mod workload;

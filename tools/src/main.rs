@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tools::{bench, check, demo, engine, load, setup};
+use tools::{bench, check, demo, engine, load, setup, soak};
 
 /// Prefix-aware routing for LLM engines behind Envoy: set up, try, measure, explain
 #[derive(Parser)]
@@ -27,6 +27,8 @@ enum Command {
     Setup(setup::SetupArgs),
     /// Send a workload to any URL, open loop, and measure what comes back
     Load(Box<load::LoadArgs>),
+    /// Run a real Envoy and the filter through every way a request can end, and count
+    Soak(soak::SoakArgs),
 }
 
 fn main() -> ExitCode {
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         Command::Engine(args) => engine::run(*args),
         Command::Setup(args) => setup::run(&args),
         Command::Load(args) => load::run(&args),
+        Command::Soak(args) => soak::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

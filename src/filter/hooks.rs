@@ -1,0 +1,36 @@
+//! Faults on purpose: with the feature `test-hooks`, a request can make its VM panic in a callback
+//! that it names.
+//!
+//! Guarantee: without the feature there is nothing here. Not here: what survives a panic.
+
+/// What a request asks its VM to do to itself.
+#[derive(Default)]
+pub struct Hooks {
+    #[cfg(feature = "test-hooks")]
+    panic_in: Option<Vec<u8>>,
+}
+
+#[cfg(feature = "test-hooks")]
+impl Hooks {
+    /// Reads the request's headers, which only the first callback can.
+    pub fn read(&mut self) {
+        self.panic_in = super::host::request_header("x-prefix-router-panic");
+    }
+
+    /// Panics if the request asks for it here.
+    #[expect(clippy::panic, reason = "this is what the hook is for")]
+    pub fn at(&self, callback: &str) {
+        if self.panic_in.as_deref() == Some(callback.as_bytes()) {
+            panic!("asked to in {callback}");
+        }
+    }
+}
+
+#[cfg(not(feature = "test-hooks"))]
+impl Hooks {
+    /// Does nothing.
+    pub fn read(&mut self) {}
+
+    /// Does nothing.
+    pub fn at(&self, _callback: &str) {}
+}
