@@ -9,9 +9,12 @@ mod tree;
 
 pub use options::{Absent, Form, Kind, NAME_BYTES_MAX, OPTIONS, Opt, TEXT_BYTES_MAX};
 
+use crate::cost::Constants;
 use crate::hosts;
 use crate::names;
 use crate::payload::{CacheKey, ReadOptions, Tools};
+use crate::pool::Rule;
+use crate::popularity::Heat;
 use crate::route::Bounds;
 use options as opt;
 use std::fmt;
@@ -35,7 +38,7 @@ pub struct Config {
 }
 
 /// The hosts that serve one model, and how they are chosen.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Pool {
     /// The label in metrics and debug headers.
     pub name: String,
@@ -66,15 +69,41 @@ pub enum HostSource {
 }
 
 /// How a prompt's key is found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Routing {
     /// By how popular its prefixes are.
-    Adaptive,
+    Adaptive {
+        /// What decides how deep the key goes.
+        heat: Heat,
+        /// What the choice weighs.
+        constants: Constants,
+        /// Whether no other gateway sends to these hosts.
+        one_gateway: bool,
+    },
     /// By this many characters of it.
     Fixed {
         /// Characters, or bytes of a native body.
         prefix_length: u32,
     },
+}
+
+impl Routing {
+    /// What the pool's router does.
+    #[must_use]
+    pub fn rule(self) -> Rule {
+        match self {
+            Self::Adaptive {
+                heat,
+                constants,
+                one_gateway,
+            } => Rule::Adaptive {
+                heat,
+                constants,
+                one_gateway,
+            },
+            Self::Fixed { .. } => Rule::Fixed,
+        }
+    }
 }
 
 /// How requests are held and recognised.
@@ -177,7 +206,7 @@ fn parse_pool(pool: &Group<'_>) -> Result<Pool, ConfigError> {
             let reason = format!("contradicts {other}: they are the same, give one of them");
             return Err(pool.contradiction(&opt::LIMIT, &reason));
         }
-        (None, None) if routing != Routing::Adaptive => {
+        (None, None) if matches!(routing, Routing::Fixed { .. }) => {
             return Err(pool.missing(&opt::CONCURRENCY_THRESHOLD));
         }
         (threshold, limit) => threshold.or(limit),
@@ -254,12 +283,14 @@ fn parse_routing(pool: &Group<'_>) -> Result<(Routing, Option<u32>), ConfigError
             let reason = "contradicts PrefixAwareRoutingConfig: expected \"fixed\"";
             return Err(pool.contradiction(&opt::ROUTING, reason));
         }
+        refuse_adaptive_options(pool)?;
         let block = pool.group(&opt::AWS)?;
         let prefix_length = block.integer(&opt::AWS_LENGTH)?.unwrap_or_default();
         let threshold = block.integer(&opt::AWS_THRESHOLD)?;
         return Ok((Routing::Fixed { prefix_length }, threshold));
     }
     if routing.as_deref() == Some("fixed") {
+        refuse_adaptive_options(pool)?;
         let Some(prefix_length) = pool.integer(&opt::PREFIX_LENGTH)? else {
             return Err(pool.missing(&opt::PREFIX_LENGTH));
         };
@@ -271,8 +302,40 @@ fn parse_routing(pool: &Group<'_>) -> Result<(Routing, Option<u32>), ConfigError
             let reason = "has no effect without \"routing\": \"fixed\"";
             Err(pool.contradiction(option, reason))
         }
-        None => Ok((Routing::Adaptive, None)),
+        None => Ok((parse_adaptive(pool)?, None)),
     }
+}
+
+fn parse_adaptive(pool: &Group<'_>) -> Result<Routing, ConfigError> {
+    let expert = pool.group(&opt::EXPERT)?;
+    let decimal = |option| Ok(expert.decimal(option)?.unwrap_or_default());
+    Ok(Routing::Adaptive {
+        heat: Heat {
+            hot_share: decimal(&opt::HOT_SHARE)?,
+            count_min: expert.integer(&opt::COUNT_MIN)?.unwrap_or_default(),
+            halve_requests: expert.integer(&opt::HALVE_REQUESTS)?.unwrap_or_default(),
+        },
+        constants: Constants {
+            affinity_weight: decimal(&opt::AFFINITY_WEIGHT)?,
+            step_tokens: decimal(&opt::STEP_TOKENS)?,
+            in_flight_tokens: decimal(&opt::IN_FLIGHT_TOKENS)?,
+            slack: decimal(&opt::SLACK)?,
+            stick: decimal(&opt::STICK)?,
+            balance: decimal(&opt::BALANCE)?,
+            idle_in_flight: decimal(&opt::IDLE_IN_FLIGHT)?,
+        },
+        one_gateway: pool.text(&opt::GATEWAYS)?.as_deref() == Some("one"),
+    })
+}
+
+/// In `fixed` nothing is weighed.
+fn refuse_adaptive_options(pool: &Group<'_>) -> Result<(), ConfigError> {
+    for option in [&opt::GATEWAYS, &opt::EXPERT] {
+        if pool.has(option) {
+            return Err(pool.contradiction(option, "has no effect in fixed routing"));
+        }
+    }
+    Ok(())
 }
 
 fn parse_read(
@@ -282,7 +345,7 @@ fn parse_read(
 ) -> Result<ReadOptions, ConfigError> {
     // Bodies are read before their pool is known; with one pool its routing says how.
     let prefix_length = pools.iter().find_map(|pool| match pool.routing {
-        Routing::Adaptive => None,
+        Routing::Adaptive { .. } => None,
         Routing::Fixed { prefix_length } => Some(prefix_length),
     });
     let cache_key = match request.text(&opt::PROMPT_CACHE_KEY)?.as_deref() {
@@ -470,6 +533,22 @@ impl<'t> Group<'t> {
             (None, ..) => None,
         };
         Ok(value)
+    }
+
+    fn decimal(&self, option: &Opt) -> Result<Option<f64>, ConfigError> {
+        let value = match (self.given(option)?, option.absent) {
+            // Exact: integers of this size fit.
+            (Some(Node::Integer(value)), _) => *value as f64,
+            (Some(Node::Float(value)), _) => *value,
+            (Some(node), _) => return Err(self.wrong(option, node)),
+            (None, Absent::Decimal(value)) => return Ok(Some(value)),
+            (None, _) => return Ok(None),
+        };
+        match (option.kind, self.node(option)) {
+            (Kind::Decimal { min, max, .. }, _) if (min..=max).contains(&value) => Ok(Some(value)),
+            (_, Some(node)) => Err(self.wrong(option, node)),
+            (_, None) => Ok(None),
+        }
     }
 
     fn bool(&self, option: &Opt) -> Result<Option<bool>, ConfigError> {

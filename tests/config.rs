@@ -7,7 +7,9 @@
 use prefix_router::config::{
     Absent, Config, DebugHeaders, HostSource, Kind, OPTIONS, Opt, Pool, Request, Routing,
 };
+use prefix_router::cost::Constants;
 use prefix_router::payload::{CacheKey, ReadOptions, Tools};
+use prefix_router::popularity::Heat;
 use prefix_router::route::Bounds;
 use std::path::{Path, PathBuf};
 
@@ -89,6 +91,14 @@ fn pool(options: &str) -> Pool {
     parsed(&format!("{start}{options}}}]}}")).pools.remove(0)
 }
 
+fn adaptive() -> Routing {
+    Routing::Adaptive {
+        heat: Heat::default(),
+        constants: Constants::default(),
+        one_gateway: false,
+    }
+}
+
 const SMALLEST: &str =
     r#"{"pools": [{"cluster": "engines", "hosts": {"admin_cluster": "envoy_admin"}}]}"#;
 
@@ -102,7 +112,7 @@ fn the_smallest_config_has_every_default() {
                 cluster: "envoy_admin".into(),
                 poll_ms: 500,
             },
-            routing: Routing::Adaptive,
+            routing: adaptive(),
             bounds: Bounds {
                 limit: None,
                 panic_rule: true,
@@ -147,7 +157,7 @@ fn every_option_is_taken_over() {
             name: "chat".into(),
             cluster: "engines".into(),
             hosts: HostSource::Static(vec!["10.0.0.1:8000".into(), "[fd00::1]:8000".into()]),
-            routing: Routing::Adaptive,
+            routing: adaptive(),
             bounds: Bounds {
                 limit: Some(4),
                 panic_rule: false,
@@ -218,6 +228,33 @@ fn in_fixed_mode_the_cache_key_is_a_seed_unless_the_config_says_otherwise() {
 }
 
 #[test]
+fn every_constant_of_the_choice_can_be_set() {
+    let options = r#", "gateways": "one", "expert": {
+        "affinity_weight": 3, "hot_share": 0.25, "count_min": 8, "halve_requests": 500,
+        "step_tokens": 2048, "in_flight_tokens": 0, "slack": 1, "stick": 0.5, "balance": 1.5,
+        "idle_in_flight": 2.5
+    }"#;
+    let expected = Routing::Adaptive {
+        heat: Heat {
+            hot_share: 0.25,
+            count_min: 8,
+            halve_requests: 500,
+        },
+        constants: Constants {
+            affinity_weight: 3.0,
+            step_tokens: 2048.0,
+            in_flight_tokens: 0.0,
+            slack: 1.0,
+            stick: 0.5,
+            balance: 1.5,
+            idle_in_flight: 2.5,
+        },
+        one_gateway: true,
+    };
+    assert_eq!(pool(options).routing, expected);
+}
+
+#[test]
 fn a_seed_in_words_is_the_same_on_every_gateway() {
     let seeded = SMALLEST.replacen('{', r#"{"seed": "fleet-7", "#, 1);
     // xxh64 of the text with seed 0; a change of it makes every cache of a fleet cold.
@@ -256,6 +293,9 @@ fn with_integer(option: &Opt, value: u64) -> String {
         pool["PrefixAwareRoutingConfig"] =
             serde_json::json!({"PrefixLength": 4096, "ConcurrencyThreshold": 10});
     }
+    if option.parent().ends_with("expert") {
+        pool["expert"] = serde_json::json!({});
+    }
     let mut config = serde_json::json!({"pools": [pool], "request": {}});
     let parent = option.parent().replace('*', "0");
     config.pointer_mut(&parent).unwrap()[option.name()] = value.into();
@@ -268,12 +308,14 @@ fn a_stated_default_is_the_default_in_force() {
     for option in OPTIONS {
         let value = match option.absent {
             Absent::Integer(value) => value.into(),
+            Absent::Decimal(value) => value.into(),
             Absent::Text(text) => text.into(),
             Absent::Texts(texts) => texts.into(),
             Absent::Bool(_) | Absent::Required | Absent::Means(_) => continue,
         };
         let mut config: serde_json::Value = serde_json::from_str(SMALLEST).unwrap();
         config["request"] = serde_json::json!({});
+        config["pools"][0]["expert"] = serde_json::json!({});
         let parent = option.parent().replace('*', "0");
         config.pointer_mut(&parent).unwrap()[option.name()] = value;
         assert_eq!(parsed(&config.to_string()), default, "{}", option.path);

@@ -46,6 +46,7 @@ fn cell(text: &str) -> String {
 fn takes(option: &Opt) -> String {
     match option.kind {
         Kind::Integer { min, max, unit } => format!("{min}–{max} {unit}"),
+        Kind::Decimal { min, max, unit } => format!("{min}–{max} {unit}"),
         Kind::Choice(words) => {
             let quoted: Vec<_> = words.iter().map(|word| format!("`\"{word}\"`")).collect();
             quoted.join(", ")
@@ -59,6 +60,7 @@ fn default(option: &Opt) -> String {
         Absent::Required => "required".into(),
         Absent::Means(text) => text.into(),
         Absent::Integer(value) => format!("`{value}`"),
+        Absent::Decimal(value) => format!("`{value}`"),
         Absent::Bool(value) => format!("`{value}`"),
         Absent::Text(text) => format!("`{text:?}`"),
         Absent::Texts(texts) => format!("`{texts:?}`"),

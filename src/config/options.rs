@@ -56,6 +56,15 @@ pub enum Kind {
         /// What is counted.
         unit: &'static str,
     },
+    /// A number, with or without fraction.
+    Decimal {
+        /// The smallest value.
+        min: f64,
+        /// The largest value.
+        max: f64,
+        /// What is counted.
+        unit: &'static str,
+    },
     /// `true` or `false`.
     Bool,
     /// One of these words.
@@ -109,6 +118,7 @@ impl fmt::Display for Kind {
             Self::Integer { min, max, unit } => {
                 write!(f, "an integer in {min}..={max} ({unit})")
             }
+            Self::Decimal { min, max, unit } => write!(f, "a number in {min}..={max} ({unit})"),
             Self::Bool => f.write_str("true or false"),
             Self::Choice(words) => {
                 let quoted: Vec<_> = words.iter().map(|word| format!("{word:?}")).collect();
@@ -148,6 +158,8 @@ pub enum Absent {
     Means(&'static str),
     /// This number.
     Integer(u64),
+    /// This number.
+    Decimal(f64),
     /// This value.
     Bool(bool),
     /// This word or text.
@@ -222,6 +234,45 @@ options! {
     STRICT_HEALTH: "/pools/*/strict_health", Kind::Bool, Absent::Bool(false),
         "Let Envoy check the first choice's health once more when it sends the request. Needs the \
          filters of envoy/strict-health.yaml.";
+    GATEWAYS: "/pools/*/gateways", Kind::Choice(&["many", "one"]), Absent::Text("many"),
+        "In `adaptive`: `many` gateways, none of which knows of the others, choose alike. If this \
+         is the only `one`, it spreads a few prompts more evenly when there is little load.";
+    EXPERT: "/pools/*/expert", Kind::Object, Absent::Means("all defaults"),
+        "In `adaptive`: the constants of the choice. None needs to be set; ARCHITECTURE.md says \
+         where they come from.";
+    AFFINITY_WEIGHT: "/pools/*/expert/affinity_weight",
+        Kind::Decimal { min: 0.0, max: 10.0, unit: "waiting tokens for an uncached one" },
+        Absent::Decimal(2.0),
+        "1 prefers short waits, 3 prefers cache hits.";
+    HOT_SHARE: "/pools/*/expert/hot_share",
+        Kind::Decimal { min: 0.05, max: 10.0, unit: "of a host's even share" },
+        Absent::Decimal(0.5),
+        "A prefix with more of the recent requests than this is split by what follows it.";
+    COUNT_MIN: "/pools/*/expert/count_min",
+        Kind::Integer { min: 1, max: 1000, unit: "requests" }, Absent::Integer(4),
+        "A prefix seen no more often than this is never split.";
+    HALVE_REQUESTS: "/pools/*/expert/halve_requests",
+        Kind::Integer { min: 100, max: 1_000_000, unit: "requests" }, Absent::Integer(2000),
+        "After so many requests all counts are halved: how soon popularity is forgotten.";
+    STEP_TOKENS: "/pools/*/expert/step_tokens",
+        Kind::Decimal { min: 1.0, max: 1e6, unit: "tokens" }, Absent::Decimal(8192.0),
+        "What an engine computes in one step. With so many waiting on every host, saved work \
+         weighs one more.";
+    IN_FLIGHT_TOKENS: "/pools/*/expert/in_flight_tokens",
+        Kind::Decimal { min: 0.0, max: 1e5, unit: "tokens" }, Absent::Decimal(50.0),
+        "What a request in flight weighs, in waiting tokens.";
+    SLACK: "/pools/*/expert/slack",
+        Kind::Decimal { min: 0.0, max: 10.0, unit: "of the prompt" }, Absent::Decimal(0.5),
+        "The home is kept while it costs no more than this above the best.";
+    STICK: "/pools/*/expert/stick",
+        Kind::Decimal { min: 0.0, max: 10.0, unit: "of the prompt" }, Absent::Decimal(0.25),
+        "A match is kept while it costs no more than this above the best.";
+    BALANCE: "/pools/*/expert/balance",
+        Kind::Decimal { min: 1.0, max: 10.0, unit: "of an even share" }, Absent::Decimal(1.15),
+        "With `gateways` `one`: the most new prompts that a host gets.";
+    IDLE_IN_FLIGHT: "/pools/*/expert/idle_in_flight",
+        Kind::Decimal { min: 0.0, max: 1000.0, unit: "requests per host" }, Absent::Decimal(8.0),
+        "With `gateways` `one`: the load above which new prompts are no longer balanced.";
     SEED: "/seed", Kind::Seed, Absent::Integer(0),
         "Mixed into every key, so that outsiders cannot aim at a host. The same on all gateways.";
     REQUEST: "/request", Kind::Object, Absent::Means("all defaults"),
@@ -305,6 +356,9 @@ mod tests {
         for option in OPTIONS {
             let fits = match (option.kind, option.absent) {
                 (Kind::Integer { min, max, .. }, Absent::Integer(value)) => {
+                    (min..=max).contains(&value)
+                }
+                (Kind::Decimal { min, max, .. }, Absent::Decimal(value)) => {
                     (min..=max).contains(&value)
                 }
                 (Kind::Choice(words), Absent::Text(word)) => words.contains(&word),

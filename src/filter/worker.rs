@@ -9,14 +9,12 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 
 use super::host::{self, Shared};
 use super::metrics::Metrics;
-use crate::config::{Config, Pool, Routing};
-use crate::cost::Constants;
+use crate::config::{Config, Pool};
 use crate::fleet;
 use crate::load::{self, Changes, Ledger, NO_CHANGES, Seat};
 use crate::names;
 use crate::payload::Plan as ReadPlan;
-use crate::pool::{Outdated, Placed, Plan, Router, Rule, View};
-use crate::popularity::Heat;
+use crate::pool::{Outdated, Placed, Plan, Router, View};
 use crate::prefix::Prompt;
 use crate::request::Request;
 use crate::route::{Abstain, Candidate};
@@ -44,19 +42,11 @@ pub struct Worker {
 impl Worker {
     /// A worker for this configuration's pool.
     pub fn new(config: Config, pool: &Pool) -> Self {
-        let rule = match pool.routing {
-            Routing::Adaptive => Rule::Adaptive {
-                heat: Heat::default(),
-                constants: Constants::default(),
-                one_gateway: false,
-            },
-            Routing::Fixed { .. } => Rule::Fixed,
-        };
         Self {
             metrics: Metrics::new(&pool.name),
             watchdog: RefCell::default(),
             ledger: Ledger::default(),
-            router: Router::new(&pool.name, rule, pool.bounds),
+            router: Router::new(&pool.name, pool.routing.rule(), pool.bounds),
             view: RefCell::default(),
             plan: ReadPlan::new(&config.read),
             config,

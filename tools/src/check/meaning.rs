@@ -65,8 +65,13 @@ fn hosts(source: &HostSource) -> String {
 
 fn routing(pool: &Pool) -> String {
     match pool.routing {
-        Routing::Adaptive => {
-            "adaptive: by as much of a prompt as many others share, found by counting".into()
+        Routing::Adaptive { one_gateway, .. } => {
+            let gateways = if one_gateway {
+                "the only gateway"
+            } else {
+                "any number of gateways"
+            };
+            format!("adaptive: by as much of a prompt as many others share; {gateways}")
         }
         Routing::Fixed { prefix_length } => format!(
             "fixed: by the first {prefix_length} characters of a prompt (bytes of a native body)"
