@@ -5,6 +5,7 @@
 //! Not here: the formats and their limits (decode.rs), the content (reader.rs).
 
 use super::decode::{DETECT_BYTES, DecodeError, Decoder, Encoding, Limits};
+use super::parts::Witness;
 use super::plan::Plan;
 use super::reader::Plain;
 use super::{End, Head, ReadOptions};
@@ -74,15 +75,22 @@ impl<S: Sink> Reading<S> {
 
     /// The prompt.
     #[must_use]
-    pub fn finish(mut self, end: End) -> Prompt {
+    pub fn finish(self, end: End) -> Prompt {
+        self.finish_seen(end, &mut ())
+    }
+
+    /// The same, while somebody looks at what it is made of.
+    pub fn finish_seen(mut self, end: End, witness: &mut impl Witness<S>) -> Prompt {
         self.detect();
         let Some(Encoded { decoder, bytes }) = self.encoded else {
-            return self.plain.finish(end);
+            return self.plain.finish(end, witness);
         };
         match decoder.finish(&mut |piece| self.plain.feed(piece)) {
-            Ok(()) => self.plain.finish(end),
-            Err(error) if error.is_cut() && self.plain.claimed() => self.plain.finish(End::Cut),
-            Err(_) => self.plain.undecoded(bytes),
+            Ok(()) => self.plain.finish(end, witness),
+            Err(error) if error.is_cut() && self.plain.claimed() => {
+                self.plain.finish(End::Cut, witness)
+            }
+            Err(_) => self.plain.undecoded(bytes, witness),
         }
     }
 

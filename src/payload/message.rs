@@ -26,12 +26,22 @@ pub(super) fn block_member(key: &[u8]) -> Node {
         b"thinking" | b"reasoning" | b"reasoning_content" | b"tool_plan" => Node::Reasoning,
         // Tool results: text, blocks, or (Responses) either as `output`.
         b"content" | b"parts" | b"output" | b"summary" => Node::Content,
-        b"toolResult" | b"reasoningContent" | b"reasoningText" => Node::Block,
+        b"toolResult" => Node::Block,
+        b"reasoningContent" => Node::ReasoningBlock,
         b"function_call" | b"functionCall" | b"functionResponse" | b"toolUse" => Node::Call,
         b"name" | b"input" | b"arguments" | b"json" | b"action" => Node::Value,
         b"image_url" | b"image" | b"source" | b"input_audio" | b"audio" | b"audio_url"
         | b"video" | b"video_url" | b"file" | b"document" | b"inlineData" | b"inline_data"
         | b"fileData" | b"file_data" | b"file_id" | b"file_url" => Node::Media,
+        _ => Node::Skip,
+    }
+}
+
+/// A block of reasoning, as Bedrock nests it. Its signature is not rendered.
+pub(super) fn reasoning_member(key: &[u8]) -> Node {
+    match key {
+        b"reasoningText" => Node::ReasoningBlock,
+        b"text" => Node::Reasoning,
         _ => Node::Skip,
     }
 }

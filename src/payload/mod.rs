@@ -20,6 +20,7 @@ mod openai_chat;
 mod openai_completions;
 mod openai_embeddings;
 mod openai_responses;
+pub mod parts;
 mod path;
 mod plan;
 mod pointer;

@@ -37,6 +37,8 @@ pub(super) enum Node {
     Text,
     /// Text of the model's reasoning.
     Reasoning,
+    /// A block of the model's reasoning.
+    ReasoningBlock,
     /// Tool calls.
     Calls,
     /// One tool call or tool result.

@@ -21,6 +21,8 @@ pub(super) struct Found {
     pub(super) model: Option<Vec<u8>>,
     /// Whether the path asks for a streamed answer.
     pub(super) streams: bool,
+    /// Whether a cache helps what may come.
+    pub(super) affinity: bool,
 }
 
 /// The families of a path; all that a shape can tell, if it says nothing.
@@ -67,6 +69,9 @@ pub(super) fn find(path: &[u8]) -> Found {
         }
     }
     found.native = found.families >> NATIVE & 1 == 1;
+    found.affinity = (0..)
+        .zip(FAMILIES)
+        .any(|(index, family)| found.families >> index & 1 == 1 && family.affinity);
     found.streams = segments.first().is_some_and(|last| streams(last));
     found
 }

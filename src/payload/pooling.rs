@@ -13,8 +13,8 @@ pub(super) const FAMILY: Family = Family {
     by_shape: false,
     affinity: false,
     member: |key| match key {
-        b"input" | b"inputs" | b"text_1" | b"queries" | b"query" => Some(Node::Prompt),
-        b"text_2" | b"documents" | b"texts" => Some(Node::Batch),
+        b"input" | b"inputs" | b"texts" | b"text_1" | b"queries" | b"query" => Some(Node::Prompt),
+        b"text_2" | b"documents" => Some(Node::Batch),
         b"messages" => Some(Node::Messages),
         _ => None,
     },

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh64::xxh64;
 
-use super::node::Seed;
+use super::node::{SEEDS_MAX, Seed};
+use super::parts::{Place, Witness};
 use super::plan::{Compiled, Plan};
 use super::walk::{SLOT_SYSTEM, Section, Walker};
 use super::{CacheKey, End, FAMILIES, Family, Head, Tools, path, tools};
@@ -29,6 +30,7 @@ pub(super) struct Plain<S> {
     tenant: Option<u64>,
     path_model: Option<Vec<u8>>,
     path_streams: bool,
+    path_affinity: bool,
 }
 
 impl<S: Sink> Plain<S> {
@@ -51,6 +53,7 @@ impl<S: Sink> Plain<S> {
             tenant: head.tenant.map(|tenant| xxh64(tenant, 0)),
             path_model: found.model,
             path_streams: found.streams,
+            path_affinity: found.affinity,
         }
     }
 
@@ -80,23 +83,24 @@ impl<S: Sink> Plain<S> {
     }
 
     /// The prompt of a body that could not be decoded: its bytes.
-    pub(super) fn undecoded(mut self, bytes: S) -> Prompt {
+    pub(super) fn undecoded(mut self, bytes: S, witness: &mut impl Witness<S>) -> Prompt {
         self.raw = Some(bytes);
-        self.raw_prompt(RawReason::Encoded)
+        self.raw_prompt(RawReason::Encoded, witness)
     }
 
     /// The prompt.
-    pub(super) fn finish(mut self, end: End) -> Prompt {
+    pub(super) fn finish(mut self, end: End, witness: &mut impl Witness<S>) -> Prompt {
         let progress = match end {
             End::Whole => self.tokenizer.finish(&mut self.walker),
             End::Cut => self.tokenizer.progress(),
         };
         self.walker.finish();
         if !self.walker.claimed {
-            return self.raw_prompt(match progress {
+            let reason = match progress {
                 Progress::Broken => RawReason::NotJson,
                 _ => RawReason::UnknownShape,
-            });
+            };
+            return self.raw_prompt(reason, witness);
         }
         let coverage = match progress {
             _ if end == End::Cut => Coverage::Truncated,
@@ -104,10 +108,14 @@ impl<S: Sink> Plain<S> {
             Progress::Open => Coverage::Truncated,
             Progress::Broken => Coverage::Malformed,
         };
-        self.prompt(coverage)
+        self.prompt(coverage, witness)
     }
 
-    fn raw_prompt(self, reason: RawReason) -> Prompt {
+    fn raw_prompt(self, reason: RawReason, witness: &mut impl Witness<S>) -> Prompt {
+        let seed = self.seeds(&[self.tenant], witness);
+        if let Some(raw) = &self.raw {
+            witness.section(Place::Raw, raw);
+        }
         let raw = self
             .raw
             .map_or_else(|| Chain::start(None), Sink::into_chain);
@@ -116,8 +124,8 @@ impl<S: Sink> Plain<S> {
         Prompt {
             api: "raw",
             coverage: Coverage::Raw(reason),
-            affinity: raw.position() > 0,
-            seed: fold_seeds(self.plan.options.seed, &[self.tenant]),
+            affinity: self.path_affinity && raw.position() > 0,
+            seed,
             model: None,
             checkpoints,
             bytes: raw.position(),
@@ -130,7 +138,7 @@ impl<S: Sink> Plain<S> {
         }
     }
 
-    fn prompt(mut self, coverage: Coverage) -> Prompt {
+    fn prompt(mut self, coverage: Coverage, witness: &mut impl Witness<S>) -> Prompt {
         let sections = std::mem::take(&mut self.walker.sections);
         let (system, conversation) = choose(sections);
         let model = self.path_model.take().or(self.walker.model.take());
@@ -143,6 +151,14 @@ impl<S: Sink> Plain<S> {
             (section.prompts.max(1), section.rest_bytes)
         });
         let place = tools::place(self.plan.options.tools, model.as_deref());
+        for (place, section) in [
+            (Place::System, &system),
+            (Place::Conversation, &conversation),
+        ] {
+            if let Some(section) = section {
+                witness.section(place, &section.sink);
+            }
+        }
         let rendered = Rendered {
             tools: self.walker.tools.take(),
             place,
@@ -161,15 +177,15 @@ impl<S: Sink> Plain<S> {
             api: family.api,
             coverage,
             affinity: family.affinity && text_bytes > 0,
-            seed: self.seeds(model.as_deref(), &rendered),
+            seed: self.seeds(&self.all_seeds(model.as_deref(), &rendered), witness),
             model: model.map(|mut model| {
                 model.truncate(MODEL_BYTES_MAX);
                 String::from_utf8_lossy(&model).into_owned()
             }),
             checkpoints: rendered.checkpoints(),
-            bytes: text_bytes
-                .saturating_add(tools_bytes)
-                .saturating_add(rest_bytes),
+            bytes: [tools_bytes, rest_bytes, self.walker.other_bytes]
+                .into_iter()
+                .fold(text_bytes, u64::saturating_add),
             messages: rendered.messages(),
             prompts,
             fixed,
@@ -185,31 +201,62 @@ impl<S: Sink> Plain<S> {
         }
     }
 
-    fn seeds(&self, model: Option<&[u8]>, rendered: &Rendered) -> u64 {
-        let mut seeds = vec![self.tenant, model.map(|model| xxh64(model, 0))];
-        let cache_key = Seed::CacheKey.slot();
-        for (slot, seed) in self.walker.seeds.iter().enumerate() {
-            let counts = slot != cache_key || self.plan.options.cache_key == CacheKey::Seed;
-            seeds.push(seed.filter(|_| counts));
-        }
+    /// What is mixed into the key, each in its place (see [`SEED_NAMES`]).
+    fn all_seeds(&self, model: Option<&[u8]>, rendered: &Rendered) -> [Option<u64>; PLACES] {
+        let mut seeds = [None; PLACES];
         let tools = rendered
             .tools
-            .filter(|_| rendered.place == Tools::BeforeSystem);
-        seeds.push(tools.map(|(hash, _)| hash));
-        fold_seeds(self.plan.options.seed, &seeds)
+            .filter(|_| rendered.place == Tools::BeforeSystem)
+            .map(|(hash, _)| hash);
+        let named = [self.tenant, model.map(|model| xxh64(model, 0)), tools];
+        for (place, seed) in seeds.iter_mut().zip(named.iter().chain(&self.walker.seeds)) {
+            *place = *seed;
+        }
+        if self.plan.options.cache_key != CacheKey::Seed
+            && let Some(place) = seeds.get_mut(named.len() + Seed::CacheKey.slot())
+        {
+            *place = None;
+        }
+        seeds
+    }
+
+    /// Folds seeds into one. What is absent leaves no trace, what is empty does.
+    fn seeds(&self, seeds: &[Option<u64>], witness: &mut impl Witness<S>) -> u64 {
+        let mut folded = self.plan.options.seed;
+        for (place, (name, seed)) in (1..).zip(SEED_NAMES.iter().zip(seeds)) {
+            if let Some(seed) = seed {
+                folded = mix(folded, mix(place, *seed));
+                witness.seed(name, *seed);
+            }
+        }
+        folded
     }
 }
 
-/// What is absent leaves no trace, what is empty does; each has its place.
-fn fold_seeds(seed: u64, seeds: &[Option<u64>]) -> u64 {
-    let mut folded = seed;
-    for (place, seed) in (1..).zip(seeds) {
-        if let Some(seed) = seed {
-            folded = mix(folded, mix(place, *seed));
-        }
-    }
-    folded
-}
+/// Places of seeds: the tenant, the model, the tools, and what the body has beside its prompt.
+const PLACES: usize = 3 + SEEDS_MAX;
+
+/// Their names. The order is part of the hash format, as it is in node.rs.
+const SEED_NAMES: [&str; PLACES] = [
+    "tenant",
+    "model",
+    "tools",
+    "adapter",
+    "cache_salt",
+    "prompt_cache_key",
+    "documents",
+    "chat_template",
+    "context",
+    "media",
+    "template_inputs/0",
+    "template_inputs/1",
+    "template_inputs/2",
+    "template_inputs/3",
+    "template_inputs/4",
+    "template_inputs/5",
+    "template_inputs/6",
+    "template_inputs/7",
+];
 
 /// The system section and the preferred one of the others that is not empty.
 fn choose<S: Sink>(sections: Vec<Section<S>>) -> (Option<Section<S>>, Option<Section<S>>) {

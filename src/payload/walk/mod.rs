@@ -239,6 +239,7 @@ impl<S: Sink> Walker<S> {
             Node::Pointed(set, depth) => self.pointed(set, depth, key),
             Node::Message => message::member(key),
             Node::System | Node::Content | Node::Block => message::block_member(key),
+            Node::ReasoningBlock => message::reasoning_member(key),
             Node::Call => message::call_member(key),
             Node::Tensor => match key {
                 b"name" => Node::Name,
@@ -397,7 +398,9 @@ impl<S: Sink> Walker<S> {
                 self.unname();
                 self.push(node, container)
             }
-            Node::Body | Node::Block | Node::Call if object => self.push(node, container),
+            Node::Body | Node::Block | Node::ReasoningBlock | Node::Call if object => {
+                self.push(node, container)
+            }
             Node::Calls if object => self.push(Node::Call, container),
             Node::TensorData | Node::MediaList | Node::Calls if !object => {
                 self.push(node, container)
