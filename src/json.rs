@@ -13,6 +13,10 @@ use memchr::memchr2;
 /// ten levels, tool schemas perhaps thirty; one bit each, 256 are 32 bytes.
 pub const DEPTH_MAX: u32 = 256;
 
+/// Containers inside each other in one that is passed over. A body that goes on opening them holds
+/// no prompt, so the tokenizer stops rather than count millions of brackets.
+const OVER_DEPTH_MAX: u64 = 16 * 1024;
+
 /// Keys are handed out cut to this many bytes; no key that means something to us is longer.
 pub const KEY_BYTES_MAX: usize = 128;
 
@@ -224,7 +228,10 @@ impl Tokenizer {
         let mut rest = window;
         while let Some((&byte, tail)) = rest.split_first() {
             match (self.state, byte) {
-                (_, b' ' | b'\n' | b'\r' | b'\t') => {}
+                (_, b' ' | b'\n' | b'\r' | b'\t') => {
+                    rest = skip_space(tail);
+                    continue;
+                }
                 (State::After, b',') if self.in_object => self.state = State::Key,
                 (State::After, b',') => self.state = State::Value,
                 (State::Colon, b':') => self.state = State::Value,
@@ -355,6 +362,10 @@ impl Tokenizer {
     fn over<'a>(&mut self, rest: &'a [u8]) -> &'a [u8] {
         for (at, byte) in rest.iter().enumerate() {
             match byte {
+                b'{' | b'[' if self.over == OVER_DEPTH_MAX => {
+                    self.state = State::Broken;
+                    return &[];
+                }
                 b'{' | b'[' => self.over += 1,
                 b'}' | b']' => {
                     self.over -= 1;
@@ -383,6 +394,14 @@ impl Tokenizer {
         };
         rest.get(at + 1..).unwrap_or_default()
     }
+}
+
+/// What follows the white space at the start. Runs of it are long in indented bodies.
+fn skip_space(bytes: &[u8]) -> &[u8] {
+    let end = bytes
+        .iter()
+        .position(|byte| !matches!(byte, b' ' | b'\n' | b'\r' | b'\t'));
+    end.and_then(|end| bytes.get(end..)).unwrap_or_default()
 }
 
 /// Strings and keys.
@@ -656,4 +675,48 @@ fn unescape(letter: u8) -> Option<u8> {
         b'f' => 12,
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Wants nothing.
+    struct Nothing;
+
+    impl Handler for Nothing {
+        fn begin(&mut self, _container: Container) -> Visit {
+            Visit::Over
+        }
+        fn end(&mut self) {}
+        fn key(&mut self, _key: &[u8]) {}
+        fn string_begin(&mut self) {}
+        fn string(&mut self, _piece: &[u8]) {}
+        fn string_end(&mut self) {}
+        fn literal(&mut self, _piece: &[u8]) {}
+        fn literal_end(&mut self) {}
+    }
+
+    fn progress(body: &str) -> Progress {
+        let mut tokenizer = Tokenizer::default();
+        tokenizer.feed(body.as_bytes(), &mut Nothing);
+        tokenizer.finish(&mut Nothing)
+    }
+
+    #[test]
+    fn brackets_without_end_stop_the_tokenizer() {
+        let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
+        let bound = OVER_DEPTH_MAX as usize;
+        assert_eq!(progress(&nested(bound)), Progress::Done);
+        assert_eq!(progress(&nested(bound + 1)), Progress::Broken);
+        assert_eq!(progress(&"[".repeat(10_000_000)), Progress::Broken);
+    }
+
+    #[test]
+    fn white_space_of_any_length_says_nothing() {
+        let space = " \t\r\n".repeat(1000);
+        let body = format!("{space}[{space}]{space}");
+        assert_eq!(progress(&body), Progress::Done);
+        assert_eq!(progress(&space), Progress::Open);
+    }
 }
