@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tools::harness::{Plan, Policy};
-use tools::testkit::{Client, MockEngine, Protocol, Request};
+use tools::testkit::{Client, MockEngine, Protocol, Request, eventually};
 
 const PLAIN: &str = "envoy/envoy.yaml";
 const SOON: Duration = Duration::from_secs(20);
@@ -104,6 +104,44 @@ async fn the_filter_tells_which_build_it_is() {
         .wait_until_metric("prefix_router_build_info", &labels, wanted, SOON)
         .await
         .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_filter_can_be_configured_anew_while_it_runs() {
+    let engine = MockEngine::start().await.unwrap();
+    let hosts = [engine.address()];
+    let plan = Plan::load(PLAIN)
+        .unwrap()
+        .hosts("engines", &hosts)
+        .listeners_from_file();
+    let envoy = plan.start().await.unwrap();
+    let client = Client::new(envoy.address(), Protocol::Http1);
+    let shows = async || {
+        let answer = client.ok(Request::chat("{}")).await.unwrap();
+        answer.header("x-prefix-router-decision").is_some()
+    };
+    assert!(!shows().await);
+    let config = |debug: &str| {
+        let pool = json!({"cluster": "engines", "hosts": {"admin_cluster": "envoy_admin"}});
+        json!({"pools": [pool], "debug_headers": debug})
+    };
+    envoy.set_filter_config(&config("always")).await.unwrap();
+    // The old listener drains; a new connection meets the new one.
+    assert!(
+        eventually(SOON, async || {
+            let client = Client::new(envoy.address(), Protocol::Http1);
+            let answer = client.ok(Request::chat("{}")).await.unwrap();
+            answer.header("x-prefix-router-decision").is_some()
+        })
+        .await
+    );
+    let refused = envoy
+        .set_filter_config(&config("sometimes"))
+        .await
+        .unwrap_err();
+    check_reason(&refused, "/debug_headers");
+    let again = Client::new(envoy.address(), Protocol::Http1);
+    assert_eq!(again.send(Request::chat("{}")).await.unwrap().status, 200);
 }
 
 #[track_caller]

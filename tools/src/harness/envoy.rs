@@ -15,10 +15,11 @@ use hyper::Method;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::sync::Mutex;
 use tokio::time::sleep;
 
 use super::admin::{Sample, ask, parse_prometheus, parse_stats};
-use super::plan::{Finished, Plan};
+use super::plan::{self, Finished, Plan};
 use super::usage::Usage;
 use super::{files, log};
 
@@ -48,12 +49,19 @@ pub struct Envoy {
     admin: PathBuf,
     listeners: Vec<(String, SocketAddr)>,
     eds_cluster: Option<String>,
+    /// The listeners as their file has them.
+    lds: Mutex<Option<Value>>,
 }
 
 impl Envoy {
     pub(super) async fn start(plan: Plan) -> Result<Self> {
         let dir = new_dir()?;
-        let (finished, plan) = plan.finish(dir.path()).await?;
+        let (mut finished, plan) = plan.finish(dir.path()).await?;
+        let lds = if plan.lds {
+            Some(files::move_listeners(dir.path(), &mut finished.config)?)
+        } else {
+            None
+        };
         let eds_cluster = eds_cluster(&finished.config);
         if let Some(cluster) = &eds_cluster {
             files::write_eds(dir.path(), cluster, plan.eds.as_deref().unwrap_or_default())?;
@@ -81,6 +89,7 @@ impl Envoy {
             admin: finished.admin,
             listeners: Vec::new(),
             eds_cluster,
+            lds: Mutex::new(lds),
         };
         envoy.wait_ready().await?;
         envoy.listeners = envoy.read_listeners().await?;
@@ -288,6 +297,56 @@ impl Envoy {
         self.wait_until(&name, |now| now > before, START_LIMIT)
             .await?;
         Ok(())
+    }
+
+    /// Gives the filter another configuration while Envoy runs; an error when it refuses it.
+    pub async fn set_filter_config(&self, config: &Value) -> Result<()> {
+        let text = config.to_string();
+        self.edit_listeners(|listeners| plan::set_filter_config(listeners, &text))
+            .await
+    }
+
+    /// Changes the listeners while Envoy runs, and waits until it has taken them; an error when it
+    /// refuses them. The closure sees a config that has only them. For a plan with
+    /// [`Plan::listeners_from_file`].
+    pub async fn edit_listeners(&self, edit: impl FnOnce(&mut Value) -> Result<()>) -> Result<()> {
+        let mut lds = self.lds.lock().await;
+        let now = lds
+            .as_mut()
+            .ok_or_else(|| anyhow!("the listeners do not come from a file"))?;
+        let mut next = now.clone();
+        edit(&mut next)?;
+        let log_before = self.log().len();
+        let (taken, refused) = self.listener_updates().await?;
+        files::write_lds(self.dir.path(), &next)?;
+        let started = Instant::now();
+        while started.elapsed() < START_LIMIT {
+            let updates = self.listener_updates().await?;
+            if updates.1 > refused {
+                let log = self.log();
+                bail!(
+                    "Envoy refuses the listeners: {}",
+                    log::reason(log.get(log_before..).unwrap_or_default())
+                );
+            }
+            if updates.0 > taken {
+                *now = next;
+                return Ok(());
+            }
+            sleep(POLL).await;
+        }
+        bail!("Envoy does not read its listeners' file again")
+    }
+
+    /// How often Envoy took, and how often it refused, what the listeners' file says.
+    async fn listener_updates(&self) -> Result<(u64, u64)> {
+        let stats = self.stats().await?;
+        let stat = |name: &str| stats.get(name).copied().unwrap_or(0);
+        let prefix = "listener_manager.lds.update";
+        Ok((
+            stat(&format!("{prefix}_success")),
+            stat(&format!("{prefix}_rejected")),
+        ))
     }
 
     /// Whether the process still runs.

@@ -58,6 +58,7 @@ pub struct Plan {
     pub(super) concurrency: u32,
     pub(super) log_level: String,
     pub(super) eds: Option<Vec<SocketAddr>>,
+    pub(super) lds: bool,
     port: u16,
     wasm: Option<PathBuf>,
     test_hooks: bool,
@@ -86,6 +87,7 @@ impl Plan {
             concurrency: 2,
             log_level: "info".to_owned(),
             eds: None,
+            lds: false,
             port: 0,
             wasm: None,
             test_hooks: false,
@@ -111,6 +113,14 @@ impl Plan {
     #[must_use]
     pub fn port(mut self, port: u16) -> Self {
         self.port = port;
+        self
+    }
+
+    /// Moves the listeners to a file that Envoy watches, so that
+    /// [`Envoy::edit_listeners`] can change them while it runs.
+    #[must_use]
+    pub fn listeners_from_file(mut self) -> Self {
+        self.lds = true;
         self
     }
 
@@ -159,18 +169,7 @@ impl Plan {
     /// The filter's configuration as a text, which may be wrong on purpose.
     #[must_use]
     pub fn filter_config_text(mut self, text: &str) -> Self {
-        self.try_edit(|config| {
-            let filters = find_filters(config)?;
-            let filter = filters
-                .iter_mut()
-                .find(|filter| name_of(filter) == Some(FILTER))
-                .ok_or_else(|| anyhow!("the file has no filter {FILTER}"))?;
-            let value = filter
-                .pointer_mut("/typed_config/config/configuration/value")
-                .ok_or_else(|| anyhow!("the filter {FILTER} has no configuration"))?;
-            *value = Value::from(text);
-            Ok(())
-        });
+        self.try_edit(|config| set_filter_config(config, text));
         self
     }
 
@@ -313,10 +312,7 @@ impl Plan {
         })?;
         for cluster in clusters(&mut self.config)? {
             if cluster.get("eds_cluster_config").is_some() {
-                let source = json!({"resource_api_version": "V3", "path_config_source": {
-                    "path": eds.to_string_lossy(),
-                    "watched_directory": {"path": dir.to_string_lossy()},
-                }});
+                let source = files::source(dir, &eds);
                 let found = cluster
                     .pointer_mut("/eds_cluster_config/eds_config")
                     .ok_or_else(|| anyhow!("a cluster has no eds_config"))?;
@@ -325,6 +321,19 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Writes the filter's configuration into a config.
+pub(super) fn set_filter_config(config: &mut Value, text: &str) -> Result<()> {
+    let filter = find_filters(config)?
+        .iter_mut()
+        .find(|filter| name_of(filter) == Some(FILTER))
+        .ok_or_else(|| anyhow!("the file has no filter {FILTER}"))?;
+    let value = filter
+        .pointer_mut("/typed_config/config/configuration/value")
+        .ok_or_else(|| anyhow!("the filter {FILTER} has no configuration"))?;
+    *value = Value::from(text);
+    Ok(())
 }
 
 /// What an Envoy is started with.
