@@ -5,8 +5,10 @@
 //! request goes to (placement.rs, route.rs), how many run (load.rs).
 
 mod clusters;
+mod source;
 
 pub use clusters::{HostsError, clusters_path, parse_clusters};
+pub use source::AdminSource;
 
 use std::net::SocketAddr;
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use prefix_router::hosts::{
-    HostReport, HostsError, State, canonical, clusters_path, parse_clusters,
+    AdminSource, HostReport, HostsError, State, canonical, clusters_path, parse_clusters,
 };
 
 /// The answer of an Envoy 1.40.0 with hosts in every state that a file can put them in.
@@ -193,4 +193,120 @@ fn only_the_best_priority_with_a_usable_host_counts() {
         let states: Vec<_> = reports.into_iter().map(|report| report.state).collect();
         assert_eq!(states, expected);
     }
+}
+
+/// The list of `count` hosts, of which the first `failed` fail their checks.
+fn list(count: usize, failed: usize) -> String {
+    let host = |n: usize| {
+        let health = match n < failed {
+            true => r#""failed_active_health_check": true"#,
+            false => "",
+        };
+        format!(
+            r#"{{"address": {{"socket_address": {{"address": "10.0.{}.{}", "port_value": 8000}}}},
+                "health_status": {{{health}}}}}"#,
+            n / 250,
+            n % 250
+        )
+    };
+    let hosts: Vec<_> = (0..count).map(host).collect();
+    format!(
+        r#"{{"cluster_statuses": [{{"name": "a:b", "host_statuses": [{}]}}]}}"#,
+        hosts.join(",")
+    )
+}
+
+/// The gauges of the same hosts, each with its number as its requests.
+fn gauges(count: usize, failed: usize) -> String {
+    let host = |n: usize| {
+        let name = format!("cluster.a_b.endpoint.10.0.{}.{}_8000", n / 250, n % 250);
+        let healthy = u32::from(n >= failed);
+        format!("{name}.rq_active: {n}\n{name}.healthy: {healthy}\n")
+    };
+    (0..count).map(host).collect()
+}
+
+fn is_list(path: &str) -> bool {
+    path.starts_with("/clusters?")
+}
+
+fn failed(reports: &[HostReport]) -> usize {
+    let failed = reports
+        .iter()
+        .filter(|report| report.state == State::Failed);
+    failed.count()
+}
+
+#[test]
+fn a_small_cluster_is_always_listed() {
+    let mut source = AdminSource::new("a:b");
+    for now_ms in [0, 500, 1000] {
+        assert!(is_list(&source.ask(now_ms)));
+        let reports = source.answer(list(200, 7).as_bytes()).unwrap();
+        assert_eq!((reports.len(), failed(&reports)), (200, 7));
+    }
+}
+
+#[test]
+fn a_large_cluster_is_listed_now_and_then_and_when_its_gauges_change() {
+    let mut source = AdminSource::new("a:b");
+    assert!(is_list(&source.ask(0)));
+    source.answer(list(500, 7).as_bytes()).unwrap();
+
+    let path = source.ask(500);
+    assert_eq!(
+        path,
+        "/stats?filter=%5Ecluster%5C.a_b%5C.endpoint%5C..*%5C.(healthy%7Crq_active)%24"
+    );
+    let reports = source.answer(gauges(500, 7).as_bytes()).unwrap();
+    assert_eq!((reports.len(), failed(&reports)), (500, 7));
+    let last = reports
+        .iter()
+        .find(|report| report.address == "10.0.1.249:8000");
+    assert_eq!(last.unwrap().active, Some(499));
+
+    // A host fails: known at once, and the list is asked for more.
+    assert!(!is_list(&source.ask(1000)));
+    assert_eq!(
+        failed(&source.answer(gauges(500, 8).as_bytes()).unwrap()),
+        8
+    );
+    assert!(is_list(&source.ask(1500)));
+    source.answer(list(500, 8).as_bytes()).unwrap();
+
+    // It recovers, and one is gone.
+    assert!(!is_list(&source.ask(2000)));
+    assert_eq!(
+        failed(&source.answer(gauges(499, 7).as_bytes()).unwrap()),
+        8
+    );
+    assert!(is_list(&source.ask(2500)));
+    source.answer(list(499, 7).as_bytes()).unwrap();
+
+    assert!(!is_list(&source.ask(12_499)));
+    source.answer(gauges(499, 7).as_bytes()).unwrap();
+    assert!(is_list(&source.ask(12_500)));
+}
+
+#[test]
+fn without_gauges_a_large_cluster_is_listed_always() {
+    let mut source = AdminSource::new("a:b");
+    source.ask(0);
+    source.answer(list(300, 0).as_bytes()).unwrap();
+    assert!(!is_list(&source.ask(500)));
+    assert_eq!(source.answer(b"").unwrap().len(), 300);
+    assert!(is_list(&source.ask(1000)));
+    source.answer(list(300, 0).as_bytes()).unwrap();
+    assert!(is_list(&source.ask(1500)));
+}
+
+#[test]
+fn an_answer_that_cannot_be_read_leaves_what_was_known() {
+    let mut source = AdminSource::new("a:b");
+    source.ask(0);
+    source.answer(list(300, 0).as_bytes()).unwrap();
+    source.ask(500);
+    assert!(source.answer(b"\xff").is_err());
+    assert!(!is_list(&source.ask(1000)));
+    assert_eq!(source.answer(gauges(300, 0).as_bytes()).unwrap().len(), 300);
 }

@@ -15,7 +15,7 @@ use super::http::Http;
 use super::worker::Worker;
 use crate::config::{Config, HostSource};
 use crate::fleet::{self, Fleet};
-use crate::hosts::{self, HostReport};
+use crate::hosts::{AdminSource, HostReport};
 use crate::lease;
 use crate::names;
 use crate::prefix::HASH_FORMAT;
@@ -50,6 +50,7 @@ struct Root {
     /// the same number.
     owner: u64,
     fleet: RefCell<Fleet>,
+    source: RefCell<AdminSource>,
     polled_ms: Cell<u64>,
     poll_pending: Cell<bool>,
     gauges_ms: Cell<u64>,
@@ -63,6 +64,7 @@ impl Root {
             worker: None,
             owner: host::now_us().rotate_left(8) ^ u64::from(id),
             fleet: RefCell::default(),
+            source: RefCell::new(AdminSource::new("")),
             polled_ms: Cell::new(0),
             poll_pending: Cell::new(false),
             gauges_ms: Cell::new(0),
@@ -103,7 +105,7 @@ impl Root {
                 self.apply(worker, &reports_of(addresses), false);
             }
             HostSource::Admin { cluster, .. } => {
-                let path = hosts::clusters_path(&pool.cluster);
+                let path = self.source.borrow_mut().ask(now_ms);
                 self.poll_pending.set(true);
                 if host::call(cluster, &path, POLL_TIMEOUT_MS).is_err() {
                     self.poll_pending.set(false);
@@ -190,9 +192,6 @@ impl Context for Root {
         let Some(worker) = self.worker.clone() else {
             return;
         };
-        let Some(pool) = worker.config.pools.first() else {
-            return;
-        };
         // Without headers the call was reset, and asking for one would panic (ENVOY.md 10).
         let status = (headers > 0)
             .then(host::call_status)
@@ -202,7 +201,8 @@ impl Context for Root {
             let status = String::from_utf8_lossy(&status).into_owned();
             return self.source_failed(&worker, &format!("the admin answered {status:?}"));
         }
-        match hosts::parse_clusters(&host::call_body(body), &pool.cluster) {
+        let answer = self.source.borrow_mut().answer(&host::call_body(body));
+        match answer {
             Err(why) => self.source_failed(&worker, &why.to_string()),
             Ok(reports) => {
                 if self.source_lost.replace(false) {
@@ -227,6 +227,7 @@ impl RootContext for Root {
             return false;
         };
         log::set_max_level(config.log);
+        self.source.replace(AdminSource::new(&pool.cluster));
         let format = HASH_FORMAT.to_string();
         let labels = [
             (names::VERSION, env!("CARGO_PKG_VERSION")),

@@ -35,16 +35,21 @@ impl std::error::Error for HostsError {}
 #[must_use]
 pub fn clusters_path(cluster: &str) -> String {
     let mut path = String::from("/clusters?format=json&filter=%5E");
-    for byte in cluster.bytes() {
+    push_literal(&mut path, cluster);
+    path.push_str("%24");
+    path
+}
+
+/// A text that stands for itself in a regular expression in a query.
+pub(super) fn push_literal(path: &mut String, text: &str) {
+    for byte in text.bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' => path.push(char::from(byte)),
             // Escaped for the regular expression, then for the query.
-            b' '..=b'~' => push_escaped(&mut path, &[b'\\', byte]),
-            _ => push_escaped(&mut path, &[byte]),
+            b' '..=b'~' => push_escaped(path, &[b'\\', byte]),
+            _ => push_escaped(path, &[byte]),
         }
     }
-    path.push_str("%24");
-    path
 }
 
 fn push_escaped(path: &mut String, bytes: &[u8]) {
