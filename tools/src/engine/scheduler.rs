@@ -238,7 +238,8 @@ impl Engine {
                 work.decodes += 1;
                 work.decode_context += u64::from(sequence.computed);
             } else {
-                let context = sequence.computed - tokens;
+                // The chunk's tokens see half of it in the mean.
+                let context = sequence.computed - tokens + tokens / 2;
                 self.config.add_prefill(&mut work, tokens, context);
             }
         }

@@ -40,9 +40,9 @@ fn one_prompt_takes_the_time_the_formula_says() {
     engine.submit(job(7_000, 3, 1)).unwrap();
     let (progress, ns) = drain(&mut engine);
     assert_eq!(progress.len(), 3);
-    // 14 ms + 7000 / 14000 s, then two steps of 14 ms + 40 µs + 17.5 ns × context.
+    // 14 ms + 7000 / 14000 s × (1 + 3500 / 54000), then two steps of 14 ms + 40 µs + 17.5 ns × context.
     let decode = |context: f64| 14e6 + 40e3 + 17.5 * context;
-    let expected = 14e6 + 5e8 + decode(7001.0) + decode(7002.0);
+    let expected = 14e6 + 5e8 * (1.0 + 3_500.0 / 54_000.0) + decode(7001.0) + decode(7002.0);
     assert!((ns as f64 - expected).abs() <= 3.0, "{ns} {expected}");
 }
 
@@ -224,11 +224,12 @@ fn mean_stay_s(config: EngineConfig, rate: f64, prompts: u64, seed: u64) -> (f64
 
 #[test]
 fn one_engine_with_equal_prompts_is_an_m_d_1_queue() {
-    // One prompt of 1,600 tokens fills a step: 14 ms + 1600 / 14000 s.
+    // One prompt of 1,600 tokens fills a step: 14 ms + 1600 / 14000 s, without attention.
     let service = 0.014 + 1_600.0 / 14_000.0;
     for load in [0.3, 0.5, 0.7, 0.8, 0.9] {
         let config = EngineConfig {
             step_tokens_max: 1_600,
+            attention_tokens: 1e12,
             ..EngineConfig::default()
         };
         let (stay, busy) = mean_stay_s(config, load / service, 60_000, 7);

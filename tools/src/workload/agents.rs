@@ -11,6 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution as _, Exp1, Zipf};
 
 use super::arrivals::{Arrivals, Spread};
+use super::lengths;
 use super::options::stream;
 use super::text::{self, Text};
 use super::{Message, Request, Role, Workload};
@@ -30,7 +31,7 @@ pub struct Agents {
     pub steps: (u32, u32),
     /// Tokens a tool gives back.
     pub result_tokens: u32,
-    /// Tokens of an answer: the next tool call.
+    /// Mean tokens of an answer: the next tool call.
     pub output_tokens: u32,
     /// Seconds a tool takes at least, after the answer.
     pub tool_min: f64,
@@ -90,7 +91,7 @@ impl AgentRequests {
                 self.message(Role::System, "app", app, self.plan.system_tokens),
                 self.message(Role::User, task, id, self.plan.task_tokens),
             ]),
-            output_tokens: self.plan.output_tokens,
+            output_tokens: lengths::answer(self.plan.output_tokens, self.plan.seed, id, 0),
         }
     }
 }
@@ -121,6 +122,12 @@ impl Workload for AgentRequests {
             turn,
             turns_left,
             messages: Arc::new(messages),
+            output_tokens: lengths::answer(
+                self.plan.output_tokens,
+                self.plan.seed,
+                request.id,
+                turn,
+            ),
             ..request.clone()
         })
     }

@@ -11,6 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution as _, Exp1, LogNormal, Zipf};
 
 use super::arrivals::{Arrivals, Spread};
+use super::lengths;
 use super::options::stream;
 use super::text::{self, Text};
 use super::{Message, Request, Role, Workload};
@@ -35,7 +36,7 @@ pub struct Chats {
     pub turns: (u32, u32),
     /// Tokens of a user's message.
     pub question_tokens: u32,
-    /// Tokens of an answer.
+    /// Mean tokens of an answer.
     pub output_tokens: u32,
     /// Seconds a user thinks at least, after the answer.
     pub think_min: f64,
@@ -130,7 +131,7 @@ impl Workload for ChatRequests {
             turn: 0,
             turns_left: turns - 1,
             messages: Arc::new(vec![self.system(app)?, self.question(id, 0)]),
-            output_tokens: self.plan.output_tokens,
+            output_tokens: lengths::answer(self.plan.output_tokens, self.plan.seed, id, 0),
         })
     }
 
@@ -149,6 +150,12 @@ impl Workload for ChatRequests {
             turn,
             turns_left,
             messages: Arc::new(messages),
+            output_tokens: lengths::answer(
+                self.plan.output_tokens,
+                self.plan.seed,
+                request.id,
+                turn,
+            ),
             ..request.clone()
         })
     }

@@ -10,6 +10,7 @@ pub mod body;
 pub mod chats;
 pub mod conversations;
 pub mod documents;
+pub mod lengths;
 pub mod options;
 pub mod single;
 pub mod text;

@@ -76,7 +76,7 @@ pub struct WorkloadArgs {
     /// Tokens of a question.
     #[arg(long, value_name = "TOKENS")]
     pub question_tokens: Option<u32>,
-    /// Tokens of an answer.
+    /// Mean tokens of an answer.
     #[arg(long, value_name = "TOKENS", conflicts_with = "trace")]
     pub output_tokens: Option<u32>,
     /// Share of a trace's recorded answer tokens that is asked for.

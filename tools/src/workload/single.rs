@@ -11,6 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution as _, LogNormal, Zipf};
 
 use super::arrivals::{Arrivals, Spread};
+use super::lengths;
 use super::options::stream;
 use super::text::{self, Text};
 use super::{Message, Request, Role, Workload};
@@ -33,7 +34,7 @@ pub struct Single {
     pub sigma: f64,
     /// Tokens of the question behind the prompt, unique to the request.
     pub question_tokens: u32,
-    /// Tokens of the answer.
+    /// Mean tokens of an answer.
     pub output_tokens: u32,
     /// Requests a second.
     pub rate: f64,
@@ -132,7 +133,7 @@ impl SingleRequests {
                 Message::new(Role::System, prompt),
                 Message::new(Role::User, question),
             ]),
-            output_tokens: self.plan.output_tokens,
+            output_tokens: lengths::answer(self.plan.output_tokens, seed, id, 0),
         }
     }
 }
