@@ -18,6 +18,7 @@ pub mod harness;
 pub mod load;
 pub mod report;
 pub mod setup;
+pub mod simulate;
 pub mod soak;
 pub mod testkit;
 pub mod workload;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tools::{bench, check, demo, engine, load, setup, soak};
+use tools::{bench, check, demo, engine, load, setup, simulate, soak};
 
 /// Prefix-aware routing for LLM engines behind Envoy: set up, try, measure, explain
 #[derive(Parser)]
@@ -21,6 +21,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Show what routing by prefix brings: engines, Envoy with and without the filter, one load
     Demo(Box<demo::DemoArgs>),
+    /// Compare routing policies in virtual time
+    Simulate(Box<simulate::SimulateArgs>),
     /// Run one simulated vLLM: its API, its scheduling and its prefix cache, but no model
     Engine(Box<engine::EngineArgs>),
     /// Make this machine ready: a Rust for wasm, an Envoy, and the filter
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Simulate(args) => simulate::run(*args),
         Command::Engine(args) => engine::run(*args),
         Command::Setup(args) => setup::run(&args),
         Command::Load(args) => load::run(&args),

@@ -1,0 +1,240 @@
+//! What to run: workloads, their loads, and the lists on the command line → cells.
+//!
+//! Guarantee: a load of 1 is the highest rate at which random routing was stable on seven hosts
+//! (ROUTING.md 3). Not here: how a cell is run (world.rs).
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+
+use crate::simulate::policy;
+use crate::workload::conversations::Conversations;
+use crate::workload::trace::Trace;
+use crate::workload::{self, Plan, Request, Workload, WorkloadArgs};
+
+/// A workload of the study.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Name {
+    /// Single questions behind 2,600 prompts
+    W1,
+    /// Chats of several turns in 200 apps
+    W2,
+    /// Agents of many steps in 12 apps
+    W3,
+    /// Questions about 4 of 1,500 documents
+    W4,
+    /// W1, and one prompt has half the traffic
+    W5,
+    /// No sharing
+    W6,
+    /// Mooncake's trace of a chat service
+    W7,
+    /// Mooncake's synthetic trace
+    W7s,
+    /// 50 conversations of 5 turns behind one system prompt; its load is how many run at once
+    C1,
+    /// The same behind ten system prompts
+    C10,
+}
+
+impl Name {
+    /// The name in rows.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::W1 => "W1",
+            Self::W2 => "W2",
+            Self::W3 => "W3",
+            Self::W4 => "W4",
+            Self::W5 => "W5",
+            Self::W6 => "W6",
+            Self::W7 => "W7",
+            Self::W7s => "W7s",
+            Self::C1 => "C1",
+            Self::C10 => "C10",
+        }
+    }
+
+    /// The rate of load 1: requests, or chats, a second; for traces times their recorded speed.
+    #[must_use]
+    pub fn rate(self) -> f64 {
+        match self {
+            Self::W1 => 33.4,
+            Self::W2 => 7.19,
+            Self::W3 => 0.348,
+            Self::W4 => 30.9,
+            Self::W5 => 53.9,
+            Self::W6 => 26.7,
+            Self::W7 => 1.295,
+            Self::W7s => 0.859,
+            Self::C1 | Self::C10 => 1.0,
+        }
+    }
+
+    /// Whether requests wait for each other: no warm-up, no rate.
+    #[must_use]
+    pub fn is_closed(self) -> bool {
+        matches!(self, Self::C1 | Self::C10)
+    }
+}
+
+/// How arrivals are spread.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Arrival {
+    /// At a constant rate, independent of each other
+    Poisson,
+    /// Twice the rate for about 10 s, half of it for about 20 s
+    Bursty,
+}
+
+impl Arrival {
+    /// The name in rows.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Poisson => "poisson",
+            Self::Bursty => "bursty",
+        }
+    }
+}
+
+/// One run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cell {
+    /// The workload.
+    pub workload: Name,
+    /// Times its rate.
+    pub load: f64,
+    /// How arrivals are spread.
+    pub arrival: Arrival,
+    /// Gateways.
+    pub gateways: u32,
+    /// The policy.
+    pub policy: policy::Kind,
+    /// The seed of the workload and of everything else.
+    pub seed: u64,
+}
+
+/// Workloads ready to be opened, by name and seed.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Open loop.
+    Open(Plan),
+    /// Closed loop.
+    Closed(Conversations),
+}
+
+impl Source {
+    /// The source of a workload; traces are read from `traces`.
+    ///
+    /// # Errors
+    /// If a trace cannot be read.
+    pub fn new(name: Name, seed: u64, arrival: Arrival, traces: &Path) -> anyhow::Result<Self> {
+        let kind = match name {
+            Name::W1 => workload::options::Kind::W1,
+            Name::W2 => workload::options::Kind::W2,
+            Name::W3 => workload::options::Kind::W3,
+            Name::W4 => workload::options::Kind::W4,
+            Name::W5 => workload::options::Kind::W5,
+            Name::W6 => workload::options::Kind::W6,
+            Name::W7 => return trace(traces, "mooncake_conversation.jsonl", seed),
+            Name::W7s => return trace(traces, "mooncake_synthetic.jsonl", seed),
+            Name::C1 => return Ok(Self::Closed(Conversations::new(1, seed))),
+            Name::C10 => return Ok(Self::Closed(Conversations::new(10, seed))),
+        };
+        let args = WorkloadArgs {
+            workload: kind,
+            trace: None,
+            trace_requests: None,
+            rate: None,
+            bursty: arrival == Arrival::Bursty,
+            seed,
+            prompts: None,
+            zipf: None,
+            prompt_tokens: None,
+            question_tokens: None,
+            output_tokens: None,
+            output_scale: None,
+        };
+        Ok(Self::Open(args.plan()?))
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If a parameter is out of range.
+    pub fn open(&self, cell: &Cell) -> anyhow::Result<Box<dyn Workload>> {
+        match self {
+            Self::Open(plan) => plan.at_rate(cell.workload.rate() * cell.load).open(),
+            Self::Closed(plan) => Ok(Box::new(Rounds::new(*plan, cell.load.max(1.0) as u32))),
+        }
+    }
+}
+
+fn trace(traces: &Path, file: &str, seed: u64) -> anyhow::Result<Source> {
+    let path: PathBuf = traces.join(file);
+    let trace =
+        Trace::read(&path, None, seed).context("the traces are looked for where --traces says")?;
+    Ok(Source::Open(Plan::Trace(trace)))
+}
+
+/// Conversations turn by turn: all first turns, then all second ones, so many at once.
+struct Rounds {
+    plan: Conversations,
+    at_once: u32,
+    started: u32,
+    /// Each conversation's next turn, once the one before has been answered.
+    ready: Vec<Option<Request>>,
+}
+
+impl Rounds {
+    fn new(plan: Conversations, at_once: u32) -> Self {
+        let ready = (0..plan.count)
+            .map(|number| Some(plan.first(number)))
+            .collect();
+        Self {
+            plan,
+            at_once,
+            started: 0,
+            ready,
+        }
+    }
+
+    /// The earliest turn that is ready.
+    fn take(&mut self) -> Option<Request> {
+        let turn = |request: &&mut Option<Request>| {
+            request.as_ref().map_or(u32::MAX, |request| request.turn)
+        };
+        self.ready.iter_mut().min_by_key(turn)?.take()
+    }
+}
+
+impl Workload for Rounds {
+    fn next(&mut self) -> Option<Request> {
+        if self.started == self.at_once {
+            return None;
+        }
+        self.started += 1;
+        self.take()
+    }
+
+    fn follow(&mut self, request: &Request, ended: Duration, answer: &str) -> Option<Request> {
+        if let Some(next) = self.plan.follow(request, answer) {
+            let place = usize::try_from(request.id).ok();
+            if let Some(ready) = place.and_then(|place| self.ready.get_mut(place)) {
+                *ready = Some(next);
+            }
+        }
+        self.take().map(|next| Request { at: ended, ..next })
+    }
+
+    fn prefixes(&self) -> Option<u64> {
+        Some(u64::from(self.plan.systems))
+    }
+
+    fn probe(&self, _index: u64) -> Option<Request> {
+        None
+    }
+}

@@ -1,0 +1,425 @@
+//! `prefix-router simulate`: workloads, engines and gateways in virtual time, over the filter's
+//! own routing code and over its peers' rules.
+//!
+//! Guarantee: engines schedule and cache as `prefix-router engine` does (the same code); the same
+//! flags give the same figures on any machine and number of threads. Not here: sockets, Envoy.
+
+mod cells;
+mod measure;
+mod output;
+mod policy;
+mod prepare;
+mod summary;
+mod world;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+use crate::engine::cost::EngineConfig;
+use crate::engine::render::Template;
+use crate::setup;
+use cells::{Arrival, Cell, Name, Source};
+use measure::Figures;
+use prepare::Preparer;
+use summary::{Line, Relative, Row};
+use world::{Happening, Setting};
+
+/// Characters of AWS's rule and of our `fixed` mode here.
+const PREFIX_LENGTH: u32 = 4096;
+
+/// Hosts of C1 and C10 (ROUTING.md 6a).
+const CONVERSATION_HOSTS: u32 = 4;
+
+/// Compare routing policies in virtual time: the same workloads and engines, our production code
+/// beside its peers' rules
+#[derive(clap::Args, Clone, Debug)]
+pub struct SimulateArgs {
+    /// Workloads
+    #[arg(
+        long,
+        value_enum,
+        ignore_case = true,
+        value_delimiter = ',',
+        default_value = "W1"
+    )]
+    workload: Vec<Name>,
+    /// Loads: 1 is the highest rate at which random routing is stable (C1, C10: requests at once)
+    #[arg(long, value_delimiter = ',', default_value = "0.8")]
+    load: Vec<f64>,
+    /// How arrivals are spread
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "poisson")]
+    arrival: Vec<Arrival>,
+    /// Gateways that share nothing
+    #[arg(long, value_delimiter = ',', default_value = "1",
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    gateways: Vec<u32>,
+    /// Policies; `all` is every one
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "prefix_router,least_request,random,oracle"
+    )]
+    policy: Vec<String>,
+    /// Seeds
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    seed: Vec<u64>,
+    /// Hosts [default: 7; C1 and C10: 4]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    hosts: Option<u32>,
+    /// Seconds that are not measured
+    #[arg(long, default_value_t = 240.0)]
+    warmup: f64,
+    /// Seconds that are
+    #[arg(long, default_value_t = 480.0)]
+    window: f64,
+    /// Seconds that requests may take beyond
+    #[arg(long, default_value_t = 60.0)]
+    drain: f64,
+    /// Milliseconds until a gateway's state shows what an answer told
+    #[arg(long, default_value_t = 0.0)]
+    staleness_ms: f64,
+    /// Part of the requests that are answered in one piece
+    #[arg(long, default_value_t = 0.0)]
+    unstreamed: f64,
+    /// Events: SECONDS:add, SECONDS:remove:HOST, SECONDS:restart:HOST, SECONDS:restart-gateway:N
+    #[arg(long, value_delimiter = ',', value_parser = event)]
+    event: Vec<(f64, Happening)>,
+    /// How the engines' chat template renders history
+    #[arg(long, value_enum, default_value_t)]
+    template: Template,
+    /// Directory with mooncake_conversation.jsonl (W7) and mooncake_synthetic.jsonl (W7s)
+    #[arg(long, default_value = "../shared/traces")]
+    traces: PathBuf,
+    /// Runs at once [default: one per core]
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+    /// Write a plot, as SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    #[command(flatten)]
+    engine: EngineConfig,
+}
+
+fn event(text: &str) -> Result<(f64, Happening), String> {
+    let wrong = || {
+        format!(
+            "expected SECONDS:add, SECONDS:remove:HOST, SECONDS:restart:HOST or \
+             SECONDS:restart-gateway:N, got {text:?}"
+        )
+    };
+    let mut parts = text.split(':');
+    let at: f64 = parts
+        .next()
+        .and_then(|at| at.parse().ok())
+        .ok_or_else(wrong)?;
+    let kind = parts.next().ok_or_else(wrong)?;
+    let number = parts
+        .next()
+        .map(|number| number.parse::<u32>().map_err(|_| wrong()));
+    let happening = match (kind, number.transpose()?) {
+        ("add", None) => Happening::Add,
+        ("remove", Some(host)) => Happening::Remove(host),
+        ("restart", Some(host)) => Happening::Restart(host),
+        ("restart-gateway", Some(gateway)) => Happening::RestartGateway(gateway),
+        _ => return Err(wrong()),
+    };
+    let fine = at.is_finite() && at >= 0.0 && parts.next().is_none();
+    if fine {
+        Ok((at, happening))
+    } else {
+        Err(wrong())
+    }
+}
+
+#[derive(Serialize)]
+struct Output<'a> {
+    rows: &'a [Row],
+    summary: &'a [Line],
+    relative_to_oracle: &'a [Relative],
+    hosts: Option<u32>,
+    warmup_s: f64,
+    window_s: f64,
+    staleness_ms: f64,
+    unstreamed: f64,
+    template: String,
+    engine: String,
+    commit: String,
+}
+
+/// Runs all cells and prints what came out.
+///
+/// # Errors
+/// If a flag's value cannot be used, or a file cannot be read or written.
+pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
+    args.engine.check()?;
+    for load in &args.load {
+        let fine = load.is_finite() && *load > 0.0;
+        anyhow::ensure!(fine, "--load: expected numbers above 0, got {load}");
+    }
+    anyhow::ensure!(args.window > 0.0, "--window: expected seconds above 0");
+    let cells = cells(&args)?;
+    let runs = run_all(&args, &cells)?;
+    let rows: Vec<Row> = runs
+        .iter()
+        .map(|(cell, figures, took_s)| Row::new(cell, figures.clone(), *took_s))
+        .collect();
+    let runs: Vec<(Cell, Figures)> = runs
+        .into_iter()
+        .map(|(cell, figures, _)| (cell, figures))
+        .collect();
+    let lines = summary::lines(&runs);
+    let relative = summary::relative(&lines, policy::Kind::Oracle);
+    if let Some(path) = &args.plot {
+        let svg = output::plot(&lines)?;
+        std::fs::write(path, svg)
+            .with_context(|| format!("--plot {}: cannot be written", path.display()))?;
+    }
+    if args.json {
+        let output = Output {
+            rows: &rows,
+            summary: &lines,
+            relative_to_oracle: &relative,
+            hosts: args.hosts,
+            warmup_s: args.warmup,
+            window_s: args.window,
+            staleness_ms: args.staleness_ms,
+            unstreamed: args.unstreamed,
+            template: format!("{:?}", args.template),
+            engine: format!("{:?}", args.engine),
+            commit: setup::commit(),
+        };
+        println!("{}", serde_json::to_string(&output)?);
+        return Ok(());
+    }
+    print!("{}", output::table(&lines));
+    if relative.len() > 1 {
+        print!("{}", output::relative_table(&relative));
+    }
+    print_events(&rows);
+    println!("\ncommit {}, seeds {:?}", setup::commit(), args.seed);
+    Ok(())
+}
+
+fn print_events(rows: &[Row]) {
+    for row in rows {
+        for event in &row.figures.events {
+            let recovery = event
+                .recovery_s
+                .map_or("never".to_owned(), |s| format!("{s:.0} s"));
+            println!(
+                "{} {:.0} % {} seed {}: {} at {:.0} s: moved {:.1} % of {} keys ({:.1} % not from \
+                 a host that left), hits {:.1} -> {:.1} -> {:.1} %, recovery {recovery}, P99 of \
+                 the first minute {:.2} s",
+                row.workload,
+                row.load * 100.0,
+                row.policy,
+                row.seed,
+                event.event,
+                event.at_s,
+                event.moved * 100.0,
+                event.keys,
+                event.moved_needlessly * 100.0,
+                event.hit_before * 100.0,
+                event.hit_dip * 100.0,
+                event.hit_after * 100.0,
+                event.ttft_p99_s,
+            );
+        }
+    }
+}
+
+/// Every combination, those that share prepared requests beside each other.
+fn cells(args: &SimulateArgs) -> anyhow::Result<Vec<Cell>> {
+    let mut policies: Vec<policy::Kind> = Vec::new();
+    for name in &args.policy {
+        match <policy::Kind as clap::ValueEnum>::from_str(name, true) {
+            _ if name == "all" => {
+                policies.extend(<policy::Kind as clap::ValueEnum>::value_variants())
+            }
+            Ok(kind) => policies.push(kind),
+            Err(_) => {
+                let known: Vec<String> = <policy::Kind as clap::ValueEnum>::value_variants()
+                    .iter()
+                    .map(|kind| kind.name())
+                    .collect();
+                anyhow::bail!(
+                    "--policy: expected all, or of {}; got {name}",
+                    known.join(", ")
+                );
+            }
+        }
+    }
+    let mut cells = Vec::new();
+    for &workload in &args.workload {
+        for &seed in &args.seed {
+            for &arrival in &args.arrival {
+                for &load in &args.load {
+                    for &gateways in &args.gateways {
+                        cells.extend(policies.iter().map(|&policy| Cell {
+                            workload,
+                            load,
+                            arrival,
+                            gateways,
+                            policy,
+                            seed,
+                        }));
+                    }
+                }
+            }
+        }
+    }
+    Ok(cells)
+}
+
+/// What all cells of one workload and seed share; made when the first needs it, dropped after the
+/// last.
+struct Shared {
+    source: Source,
+    preparer: Preparer,
+}
+
+type SharedKey = (Name, u64, Arrival);
+
+#[derive(Default)]
+struct SharedPool {
+    shared: BTreeMap<SharedKey, (Arc<Shared>, usize)>,
+}
+
+type Finished = (Cell, Figures, f64);
+
+fn run_all(args: &SimulateArgs, cells: &[Cell]) -> anyhow::Result<Vec<Finished>> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let jobs = args.jobs.unwrap_or(cores).clamp(1, cells.len().max(1));
+    let next = AtomicUsize::new(0);
+    let pool = Mutex::new(SharedPool::default());
+    let done: Mutex<Vec<(usize, Finished)>> = Mutex::default();
+    let failed: Mutex<Option<anyhow::Error>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(cell) = cells.get(at) else {
+                        return;
+                    };
+                    let started = Instant::now();
+                    match run_cell(args, cells, cell, &pool) {
+                        Ok(figures) => {
+                            let took_s = started.elapsed().as_secs_f64();
+                            let mut done = lock(&done);
+                            done.push((at, (*cell, figures.clone(), took_s)));
+                            progress(done.len(), cells.len(), cell, &figures, took_s);
+                        }
+                        Err(error) => {
+                            *lock(&failed) = Some(error);
+                            next.store(cells.len(), Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    if let Some(error) = lock(&failed).take() {
+        return Err(error);
+    }
+    let mut done = std::mem::take(&mut *lock(&done));
+    done.sort_by_key(|(at, _)| *at);
+    Ok(done.into_iter().map(|(_, run)| run).collect())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn progress(done: usize, all: usize, cell: &Cell, figures: &Figures, took_s: f64) {
+    eprintln!(
+        "[{done}/{all}] {} {:.0} % {} G{} {} seed {}: hits {:.1} %, P50 {:.3} s ({took_s:.1} s)",
+        cell.workload.label(),
+        cell.load * 100.0,
+        cell.arrival.label(),
+        cell.gateways,
+        cell.policy.name(),
+        cell.seed,
+        figures.hit_rate * 100.0,
+        figures.ttft_s.p50,
+    );
+}
+
+fn run_cell(
+    args: &SimulateArgs,
+    cells: &[Cell],
+    cell: &Cell,
+    pool: &Mutex<SharedPool>,
+) -> anyhow::Result<Figures> {
+    let shared = share(args, cells, cell, pool)?;
+    let setting = setting(args, cell);
+    let mut workload = shared.source.open(cell)?;
+    let outcome = world::run(&setting, workload.as_mut(), &shared.preparer)?;
+    drop(shared);
+    release(cell, pool);
+    Ok(measure::figures(&setting, &outcome))
+}
+
+fn share(
+    args: &SimulateArgs,
+    cells: &[Cell],
+    cell: &Cell,
+    pool: &Mutex<SharedPool>,
+) -> anyhow::Result<Arc<Shared>> {
+    let key = (cell.workload, cell.seed, cell.arrival);
+    let mut pool = lock(pool);
+    if let Some((shared, _)) = pool.shared.get(&key) {
+        return Ok(Arc::clone(shared));
+    }
+    let users = cells
+        .iter()
+        .filter(|other| (other.workload, other.seed, other.arrival) == key)
+        .count();
+    let source = Source::new(cell.workload, cell.seed, cell.arrival, &args.traces)?;
+    let preparer = Preparer::new(args.template, args.engine.block_tokens, PREFIX_LENGTH);
+    let shared = Arc::new(Shared { source, preparer });
+    pool.shared.insert(key, (Arc::clone(&shared), users));
+    Ok(shared)
+}
+
+fn release(cell: &Cell, pool: &Mutex<SharedPool>) {
+    let key = (cell.workload, cell.seed, cell.arrival);
+    let mut pool = lock(pool);
+    if let Some((_, users)) = pool.shared.get_mut(&key) {
+        *users -= 1;
+        if *users == 0 {
+            pool.shared.remove(&key);
+        }
+    }
+}
+
+fn setting(args: &SimulateArgs, cell: &Cell) -> Setting {
+    let closed = cell.workload.is_closed();
+    let hosts = if closed { CONVERSATION_HOSTS } else { 7 };
+    Setting {
+        policy: cell.policy,
+        gateways: cell.gateways,
+        hosts: args.hosts.unwrap_or(hosts),
+        engine: args.engine.clone(),
+        warmup_s: if closed { 0.0 } else { args.warmup },
+        window_s: args.window,
+        drain_s: args.drain,
+        staleness_s: args.staleness_ms / 1000.0,
+        unstreamed: args.unstreamed,
+        happenings: args.event.clone(),
+        seed: cell.seed,
+    }
+}
+
+#[cfg(test)]
+#[path = "simulate_tests.rs"]
+mod tests;
