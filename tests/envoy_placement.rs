@@ -13,31 +13,23 @@ use prefix_router::prefix::Key;
 use serde_json::json;
 use tokio::task::JoinSet;
 use tools::testkit::{
-    Behaviour, Client, Gateway, MockEngine, Protocol, Request, chat, chat_turns, eventually, words,
+    Behaviour, Gateway, MockEngine, Protocol, Request, chat, chat_turns, eventually, words,
 };
 
 const SOON: Duration = Duration::from_secs(10);
 /// A system prompt that is longer than the first rung of the ladder (1,024 bytes).
 const SYSTEM_BYTES: usize = 2000;
 
-/// Sends all requests, at most `at_once` at a time; the engines that answered, in request order.
-async fn hosts_of(client: &Arc<Client>, requests: Vec<Request>, at_once: usize) -> Vec<String> {
-    let mut hosts = vec![String::new(); requests.len()];
-    let mut running = JoinSet::new();
-    let mut waiting = requests.into_iter().enumerate();
-    loop {
-        while running.len() < at_once
-            && let Some((n, request)) = waiting.next()
-        {
-            let client = Arc::clone(client);
-            running.spawn(async move { (n, client.host(request).await.unwrap()) });
-        }
-        let Some(done) = running.join_next().await else {
-            return hosts;
-        };
-        let (n, host) = done.unwrap();
-        hosts[n] = host;
+/// The hosts of a thousand prompts, sent one after the other: what a gateway does under load
+/// depends on its load.
+async fn hosts_of(gateway: &Gateway) -> Vec<String> {
+    let client = gateway.client(Protocol::Http1);
+    let mut hosts = Vec::new();
+    for n in 0..1000 {
+        let request = Request::chat(chat(&words(n, SYSTEM_BYTES), "hello"));
+        hosts.push(client.host(request).await.unwrap());
     }
+    hosts
 }
 
 #[tokio::test]
@@ -72,12 +64,7 @@ async fn two_gateways_with_lists_in_different_order_agree_on_a_thousand_prompts(
     let engines = MockEngine::start_many(5).await.unwrap();
     let first = Gateway::of(&engines).start().await.unwrap();
     let second = Gateway::of(engines.iter().rev()).start().await.unwrap();
-    let prompts = || {
-        let prompt = |n| Request::chat(chat(&words(n, SYSTEM_BYTES), "hello"));
-        (0..1000).map(prompt).collect::<Vec<_>>()
-    };
-    let by_first = hosts_of(&first.client(Protocol::Http1), prompts(), 16).await;
-    let by_second = hosts_of(&second.client(Protocol::Http1), prompts(), 16).await;
+    let (by_first, by_second) = tokio::join!(hosts_of(&first), hosts_of(&second));
     let differ = by_first
         .iter()
         .zip(&by_second)
