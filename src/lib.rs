@@ -35,6 +35,7 @@ pub mod request;
 pub mod route;
 pub mod series;
 pub mod store;
+pub mod usage;
 pub mod watchdog;
 
 // Only where the proxy loads it: natively the unit tests, which also link the crate's own library
