@@ -29,6 +29,8 @@ pub struct Config {
     pub read: ReadOptions,
     /// How requests are held and recognised.
     pub request: Request,
+    /// What is learned from answers.
+    pub learning: Learning,
     /// When the debug response headers are sent.
     pub debug_headers: DebugHeaders,
     /// What is logged.
@@ -119,6 +121,13 @@ pub struct Request {
     pub tenant_header: Option<String>,
 }
 
+/// What is learned from answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Learning {
+    /// One answer in so many is read for its usage; none if it is 0.
+    pub sample: u32,
+}
+
 /// When the debug response headers are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DebugHeaders {
@@ -147,9 +156,13 @@ impl Config {
             .map(parse_pool)
             .collect::<Result<Vec<_>, _>>()?;
         let request = root.group(&opt::REQUEST)?;
+        let learning = root.group(&opt::LEARNING)?;
         Ok(Self {
             read: parse_read(&root, &request, &pools)?,
             request: parse_request(&request)?,
+            learning: Learning {
+                sample: learning.integer(&opt::SAMPLE)?.unwrap_or_default(),
+            },
             debug_headers: match root.text(&opt::DEBUG_HEADERS)?.as_deref() {
                 Some("always") => DebugHeaders::Always,
                 Some("on_request") => DebugHeaders::OnRequest,

@@ -110,6 +110,7 @@ impl Learned {
     /// above the reported tokens are to be forgotten.
     pub fn learn(&mut self, expected: &Expectation, report: Report) -> bool {
         let Some(prompt_tokens) = report.prompt_tokens.filter(|tokens| *tokens > 0) else {
+            self.silent = self.silent.saturating_add(1);
             return false;
         };
         let prompt_tokens = prompt_tokens as f64;
@@ -216,10 +217,13 @@ mod tests {
             prompt_tokens: Some(4000),
             cached_tokens: None,
         };
-        let belief = after(15, &expectation(0.0, true), silent).belief(false);
-        assert_eq!((belief.presumed, belief.home_weight), (0.7, 1.0));
-        let belief = after(16, &expectation(0.0, true), silent).belief(false);
-        assert_eq!((belief.presumed, belief.home_weight), (0.4, 1.0));
+        // Engines that report nothing at all are as silent as those that leave out the cached ones.
+        for silent in [silent, Report::default()] {
+            let belief = after(15, &expectation(0.0, true), silent).belief(false);
+            assert_eq!((belief.presumed, belief.home_weight), (0.7, 1.0));
+            let belief = after(16, &expectation(0.0, true), silent).belief(false);
+            assert_eq!((belief.presumed, belief.home_weight), (0.4, 1.0));
+        }
     }
 
     #[test]

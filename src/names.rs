@@ -59,6 +59,14 @@ pub const PAYLOAD: &str = "prefix_router_payload_total";
 pub const UNREAD: &str = "prefix_router_unread_total";
 /// Times that Envoy was found to hold bodies back.
 pub const FLAG_UNSET: &str = "prefix_router_bodies_held_back_total";
+/// Sampled answers by what they said of their prompt.
+pub const USAGE: &str = "prefix_router_usage_total";
+/// Prompt tokens, as engines counted them.
+pub const PROMPT_TOKENS: &str = "prefix_router_prompt_tokens_total";
+/// Prompt tokens that engines found in their caches.
+pub const CACHED_TOKENS: &str = "prefix_router_cached_tokens_total";
+/// Prompt tokens that the filter expected to be cached.
+pub const PREDICTED_CACHED_TOKENS: &str = "prefix_router_predicted_cached_tokens_total";
 /// Always 1; its labels say what runs.
 pub const BUILD_INFO: &str = "prefix_router_build_info";
 
@@ -126,6 +134,16 @@ metrics! {
          VM.";
     FLAG_UNSET Counter [POOL]
         "Times that Envoy was found to hold bodies back: set `allow_on_headers_stop_iteration`.";
+    USAGE Counter [POOL, STATE]
+        "Sampled answers by what they said of their prompt: `ok` (its tokens and the cached ones), \
+         `no_details` (its tokens only), `absent` (nothing, or encoded).";
+    PROMPT_TOKENS Counter [POOL]
+        "Prompt tokens of the sampled answers that were `ok`.";
+    CACHED_TOKENS Counter [POOL]
+        "The prompt tokens that engines found in their caches. Over \
+         `prefix_router_prompt_tokens_total` it is the true hit rate.";
+    PREDICTED_CACHED_TOKENS Counter [POOL]
+        "The prompt tokens that the filter expected to be cached, of the same answers.";
     BUILD_INFO Gauge [VERSION, COMMIT, FORMAT]
         "Always 1. Gateways that disagree about `hash_format` disagree about hosts.";
 }

@@ -167,6 +167,13 @@ impl Expected {
     pub fn cached_tokens(&self) -> f64 {
         self.figures.known.min(self.figures.tokens)
     }
+
+    /// The share of the prompt that should be in the host's cache, in 0..=1: unlike the tokens, it
+    /// does not depend on how well they were estimated.
+    #[must_use]
+    pub fn cached_share(&self) -> f64 {
+        (self.cached_tokens() / self.figures.tokens.max(1.0)).clamp(0.0, 1.0)
+    }
 }
 
 /// The hosts of a pool have changed since the view was taken: take a new one and try again.

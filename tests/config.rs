@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use prefix_router::config::{
-    Absent, Config, DebugHeaders, HostSource, Kind, OPTIONS, Opt, Pool, Request, Routing,
+    Absent, Config, DebugHeaders, HostSource, Kind, Learning, OPTIONS, Opt, Pool, Request, Routing,
 };
 use prefix_router::cost::Constants;
 use prefix_router::payload::{CacheKey, ReadOptions, Tools};
@@ -126,6 +126,7 @@ fn the_smallest_config_has_every_default() {
             body_idle_ms: 30_000,
             tenant_header: Some("x-amzn-sagemaker-prefix-aware-id".into()),
         },
+        learning: Learning { sample: 8 },
         debug_headers: DebugHeaders::Off,
         log: log::LevelFilter::Info,
         host_series_max: 256,
@@ -149,6 +150,7 @@ fn every_option_is_taken_over() {
                 "skip": ["now:"], "image_tokens": 256, "tools": "before_last_user",
                 "prompt_cache_key": "ignore"
             },
+            "learning": {"sample": 0},
             "debug_headers": "on_request", "log": "debug", "host_series_max": 0
         }"#,
     );
@@ -180,6 +182,7 @@ fn every_option_is_taken_over() {
             body_idle_ms: 1000,
             tenant_header: Some("x-tenant".into()),
         },
+        learning: Learning { sample: 0 },
         debug_headers: DebugHeaders::OnRequest,
         log: log::LevelFilter::Debug,
         host_series_max: 0,
@@ -296,7 +299,7 @@ fn with_integer(option: &Opt, value: u64) -> String {
     if option.parent().ends_with("expert") {
         pool["expert"] = serde_json::json!({});
     }
-    let mut config = serde_json::json!({"pools": [pool], "request": {}});
+    let mut config = serde_json::json!({"pools": [pool], "request": {}, "learning": {}});
     let parent = option.parent().replace('*', "0");
     config.pointer_mut(&parent).unwrap()[option.name()] = value.into();
     config.to_string()
@@ -316,6 +319,7 @@ fn a_stated_default_is_the_default_in_force() {
         let mut config: serde_json::Value = serde_json::from_str(SMALLEST).unwrap();
         config["request"] = serde_json::json!({});
         config["pools"][0]["expert"] = serde_json::json!({});
+        config["learning"] = serde_json::json!({});
         let parent = option.parent().replace('*', "0");
         config.pointer_mut(&parent).unwrap()[option.name()] = value;
         assert_eq!(parsed(&config.to_string()), default, "{}", option.path);

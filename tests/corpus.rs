@@ -43,6 +43,11 @@ fn reader_corpus_holds() {
 }
 
 #[test]
+fn usage_corpus_holds() {
+    replay("usage", checks::usage);
+}
+
+#[test]
 fn decode_corpus_holds() {
     replay("decode", checks::decode);
 }

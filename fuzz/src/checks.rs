@@ -19,6 +19,7 @@ use prefix_router::payload::decode::{
 };
 use prefix_router::payload::{End, Head, ReadOptions, Reader};
 use prefix_router::prefix::{CHECKPOINTS_MAX, Kinds, Prompt};
+use prefix_router::usage;
 use serde_json::Value;
 
 /// Window sizes that every body is cut into, beside whole.
@@ -213,6 +214,22 @@ fn in_bounds(prompt: &Prompt, body_bytes: u64, options: &ReadOptions) {
             .is_none_or(|model| model.len() <= 1024)
     );
     assert!(prompt.tokens() >= 1);
+}
+
+/// An answer's usage is the same in any cut, and no more is cached than there is.
+pub fn usage(bytes: &[u8]) {
+    let read = |cut: usize| {
+        let mut reader = usage::Reader::new();
+        for window in bytes.chunks(cut) {
+            reader.feed(window);
+        }
+        reader.finish()
+    };
+    let whole = read(bytes.len().max(1));
+    for cut in CUTS {
+        assert_eq!(read(cut), whole);
+    }
+    assert!(whole.cached_tokens <= whole.prompt_tokens);
 }
 
 /// A decoder gives the same output and error in any cut, within its limits.

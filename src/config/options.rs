@@ -316,6 +316,12 @@ options! {
         Absent::Means("`hint`; `seed` in `fixed`"),
         "`hint` splits a prefix that is too hot. `seed` separates whatever differs in it, as \
          SageMaker does. `ignore` does not read it.";
+    LEARNING: "/learning", Kind::Object, Absent::Means("all defaults"),
+        "What is learned from answers.";
+    SAMPLE: "/learning/sample", Kind::Integer { min: 0, max: 1024, unit: "answers" },
+        Absent::Integer(8),
+        "One answer in so many is read for the engine's own counts of prompt tokens and cached \
+         tokens. Reading delays and changes nothing. `0` reads none.";
     DEBUG_HEADERS: "/debug_headers", Kind::Choice(&["off", "on_request", "always"]),
         Absent::Text("off"),
         "Response headers that say where a request went and why. `on_request`: when the request \

@@ -80,6 +80,13 @@ pub fn remove_request_header(name: &str) {
     let _ = hostcalls::remove_map_value(MapType::HttpRequestHeaders, name);
 }
 
+/// A response header's value: the response's header callback.
+pub fn response_header(name: &str) -> Option<Vec<u8>> {
+    hostcalls::get_map_value_bytes(MapType::HttpResponseHeaders, name)
+        .ok()
+        .flatten()
+}
+
 /// Sets a response header: the response's header callback.
 pub fn set_response_header(name: &str, value: &str) {
     let _ = hostcalls::set_map_value(MapType::HttpResponseHeaders, name, Some(value));
@@ -93,6 +100,11 @@ pub fn remove_response_header(name: &str) {
 /// Bytes of the request's body that the proxy holds: body and trailer callbacks.
 pub fn request_body(start: u64, len: u64) -> Vec<u8> {
     buffer(BufferType::HttpRequestBody, start, len)
+}
+
+/// Bytes of the response's body that pass: its body callback, which names how many there are.
+pub fn response_body(start: u64, len: u64) -> Vec<u8> {
+    buffer(BufferType::HttpResponseBody, start, len)
 }
 
 fn buffer(kind: BufferType, start: u64, len: u64) -> Vec<u8> {

@@ -9,11 +9,12 @@ use log::{debug, error};
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 
+use super::answer::Answer;
 use super::hooks::Hooks;
 use super::host;
 use super::worker::Worker;
 use crate::config::DebugHeaders;
-use crate::load::Changes;
+use crate::load::{Changes, Seat};
 use crate::names;
 use crate::payload::{End, Head, Reader};
 use crate::pool::Placed;
@@ -29,6 +30,9 @@ pub struct Http {
     /// Bytes of the body that the proxy holds.
     buffered: u64,
     placed: Option<Placed>,
+    /// The API of the request's body.
+    api: &'static str,
+    answer: Answer,
     debug_headers: bool,
     hooks: Hooks,
 }
@@ -43,6 +47,8 @@ impl Http {
             request,
             buffered: 0,
             placed: None,
+            api: "",
+            answer: Answer::default(),
             debug_headers: false,
             hooks: Hooks::default(),
         }
@@ -148,6 +154,7 @@ impl Http {
             prompt.api
         );
         self.placed = Some(placed);
+        self.api = prompt.api;
     }
 
     fn write(&self, changes: Changes) {
@@ -174,7 +181,25 @@ impl Http {
         }
     }
 
+    /// What the answer of the chosen host says is compared with what was expected of it.
+    fn begin_answer(&mut self, served_by: Option<Seat>) {
+        let Some(placed) = &self.placed else {
+            return;
+        };
+        let chosen = placed.placement.hosts.first().map(|host| host.seat);
+        if chosen.is_some() && chosen == served_by {
+            self.answer.begin(&self.worker, placed, self.api);
+        }
+    }
+
+    fn end_answer(&mut self, complete: bool) {
+        if let Some(placed) = &self.placed {
+            self.answer.end(&self.worker, placed, self.api, complete);
+        }
+    }
+
     fn finish(&mut self) {
+        self.end_answer(false);
         self.worker.watchdog.borrow_mut().done(self.id);
         let changes = self.request.end();
         self.write(changes);
@@ -210,7 +235,7 @@ impl HttpContext for Http {
         self.read(true)
     }
 
-    fn on_http_response_headers(&mut self, _count: usize, _end_of_stream: bool) -> Action {
+    fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
         self.hooks.at("response_headers");
         let address = host::property(&["upstream", "address"])
             .and_then(|address| String::from_utf8(address).ok());
@@ -219,6 +244,9 @@ impl HttpContext for Http {
             .and_then(|address| self.worker.seat_of(address));
         let changes = self.request.served_by(seat);
         self.write(changes);
+        if !end_of_stream {
+            self.begin_answer(seat);
+        }
         if self.worker.strict_health() {
             // Envoy's stateful_session tells clients of another host than the first choice.
             host::remove_response_header(names::ROUTE_FIRST);
@@ -229,11 +257,21 @@ impl HttpContext for Http {
         Action::Continue
     }
 
-    fn on_http_response_body(&mut self, size: usize, _end_of_stream: bool) -> Action {
+    fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         if size > 0 {
             let changes = self.request.answered();
             self.write(changes);
+            self.answer.pass(size as u64);
         }
+        if end_of_stream {
+            self.end_answer(true);
+        }
+        Action::Continue
+    }
+
+    fn on_http_response_trailers(&mut self, _count: usize) -> Action {
+        // With trailers, no body callback ever says that the body ends.
+        self.end_answer(true);
         Action::Continue
     }
 

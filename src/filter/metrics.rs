@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use super::host::{self, Metric};
 use crate::names;
 use crate::route::{Abstain, Decision};
+use crate::usage::{State, Usage};
 
 /// API families and raw reasons are fixed lists; this only bounds the search.
 const LABELS_MAX: usize = 64;
@@ -21,6 +22,10 @@ pub struct Metrics {
     flag_unset: Option<Metric>,
     source_errors: Option<Metric>,
     repairs: Option<Metric>,
+    usage: [Option<Metric>; State::ALL.len()],
+    prompt_tokens: Option<Metric>,
+    cached_tokens: Option<Metric>,
+    predicted_cached_tokens: Option<Metric>,
     /// Counters by their name and label, made when first needed.
     labelled: RefCell<Vec<(&'static str, &'static str, Option<Metric>)>>,
 }
@@ -45,6 +50,10 @@ impl Metrics {
             flag_unset: plain(names::FLAG_UNSET),
             source_errors: plain(names::HOST_SOURCE_ERRORS),
             repairs: plain(names::COUNTER_REPAIRS),
+            usage: State::ALL.map(|state| counter(names::USAGE, names::STATE, state.label())),
+            prompt_tokens: plain(names::PROMPT_TOKENS),
+            cached_tokens: plain(names::CACHED_TOKENS),
+            predicted_cached_tokens: plain(names::PREDICTED_CACHED_TOKENS),
             labelled: RefCell::new(Vec::new()),
         }
     }
@@ -106,6 +115,22 @@ impl Metrics {
         host::increment(metric, 1);
     }
 
+    /// A sampled answer said this, of a prompt that was expected to be cached to this share.
+    pub fn used(&self, usage: Usage, expected_share: Option<f64>) {
+        let state = usage.state();
+        let known = State::ALL.iter().zip(&self.usage);
+        for (_, metric) in known.filter(|(known, _)| **known == state) {
+            host::increment(*metric, 1);
+        }
+        // All of the same answers, so that one over the other is a rate.
+        if let (Some(prompt), Some(cached)) = (usage.prompt_tokens, usage.cached_tokens) {
+            host::increment(self.prompt_tokens, tokens(prompt));
+            host::increment(self.cached_tokens, tokens(cached));
+            let predicted = prompt as f64 * expected_share.unwrap_or_default();
+            host::increment(self.predicted_cached_tokens, tokens(predicted as u64));
+        }
+    }
+
     /// The proxy was found to hold back bodies.
     pub fn flag_unset(&self) {
         host::increment(self.flag_unset, 1);
@@ -126,4 +151,9 @@ impl Metrics {
         let labels = [(names::POOL, self.pool.as_str()), (label, value)];
         host::record(host::gauge(&names::metric(name, &labels)), count);
     }
+}
+
+/// No prompt has more tokens than this; a larger number is an engine's mistake.
+fn tokens(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -2,6 +2,7 @@
 //!
 //! Guarantee: the only modules that know the proxy. Not here: any routing rule.
 
+mod answer;
 mod hooks;
 mod host;
 mod http;

@@ -2,7 +2,7 @@
 //!
 //! Guarantee: nothing here is borrowed while the proxy is called back. Not here: callbacks.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
@@ -11,13 +11,15 @@ use super::host::{self, Shared};
 use super::metrics::Metrics;
 use crate::config::{Config, Pool};
 use crate::fleet;
+use crate::learned::Report;
 use crate::load::{self, Changes, Ledger, NO_CHANGES, Seat};
 use crate::names;
 use crate::payload::Plan as ReadPlan;
-use crate::pool::{Outdated, Placed, Plan, Router, View};
+use crate::pool::{Expected, Outdated, Placed, Plan, Router, View};
 use crate::prefix::Prompt;
 use crate::request::Request;
 use crate::route::{Abstain, Candidate};
+use crate::usage::{Reporting, Sampler, Usage};
 use crate::watchdog::{Bounds, Watchdog};
 
 /// A view is taken anew at most this often for one request; each time it is the newest there is.
@@ -37,6 +39,8 @@ pub struct Worker {
     pub ledger: Ledger,
     router: Router,
     view: RefCell<Rc<View>>,
+    sampler: Cell<Sampler>,
+    reporting: RefCell<Reporting>,
 }
 
 impl Worker {
@@ -49,6 +53,8 @@ impl Worker {
             router: Router::new(&pool.name, pool.routing.rule(), pool.bounds),
             view: RefCell::default(),
             plan: ReadPlan::new(&config.read),
+            sampler: Cell::new(Sampler::new(config.learning.sample)),
+            reporting: RefCell::default(),
             config,
         }
     }
@@ -81,6 +87,27 @@ impl Worker {
             }
         }
         Placed::abstain(Abstain::NoHosts)
+    }
+
+    /// Whether the next answer is read for its usage.
+    pub fn samples(&self) -> bool {
+        let mut sampler = self.sampler.get();
+        let taken = sampler.take();
+        self.sampler.set(sampler);
+        taken
+    }
+
+    /// Takes in what the answer to a placed request said, from the host that was chosen for it.
+    pub fn learn(&self, placed: &Placed, api: &'static str, usage: Usage) {
+        let usage = self.reporting.borrow_mut().read(api, usage);
+        let expected = placed.expected.as_ref();
+        self.metrics
+            .used(usage, expected.map(Expected::cached_share));
+        let report = Report {
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+        };
+        self.router.learn(placed, report, &Shared);
     }
 
     /// The headers that name these hosts.

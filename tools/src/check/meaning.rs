@@ -31,6 +31,13 @@ pub(super) fn of(config: &Config) -> Vec<String> {
     };
     lines.push(row("tenants", &tenants));
     lines.extend(read(config));
+    lines.push("answers".into());
+    let sample = match config.learning.sample {
+        0 => "not read".into(),
+        1 => "each is read for its usage".into(),
+        one_in => format!("one in {one_in} is read for its usage"),
+    };
+    lines.push(row("learning", &sample));
     lines.push("what can be seen".into());
     let headers = match config.debug_headers {
         DebugHeaders::Off => "none",
