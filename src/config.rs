@@ -726,11 +726,31 @@ fn sorted_words(name: &str) -> Vec<String> {
     words
 }
 
+/// Characters of a pointer that are shown; no declared field lies deeper.
+const POINTER_CHARS_MAX: usize = 256;
+
+/// Text from a configuration for one line of a log.
+fn one_line(text: &str) -> String {
+    let shown = text.chars().take(POINTER_CHARS_MAX);
+    let mut line = String::new();
+    for character in shown {
+        if character.is_control() {
+            line.extend(character.escape_default());
+        } else {
+            line.push(character);
+        }
+    }
+    if text.chars().nth(POINTER_CHARS_MAX).is_some() {
+        line.push('…');
+    }
+    line
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("config")?;
         if !self.pointer.is_empty() {
-            write!(f, " {}", self.pointer)?;
+            write!(f, " {}", one_line(&self.pointer))?;
         }
         match &self.problem {
             Problem::Syntax(found) => write!(f, ": expected JSON, got {found}"),
