@@ -24,11 +24,11 @@ pub const KEY_BYTES_MAX: usize = 128;
 /// costs one call per KiB and not one per line.
 const SCRATCH_BYTES: usize = 1024;
 
-/// Runs are copied eight bytes at a time while it is looked for their end. From this length on
-/// they are handed out where they lie.
+/// Runs are copied word by word while it is looked for their end. From this length on they are
+/// handed out where they lie.
 const RUN_BYTES_MAX: usize = 256;
 
-/// Bytes that are copied in one step.
+/// Bytes in a word.
 const WORD: usize = 8;
 
 /// An object or an array.
@@ -444,30 +444,30 @@ impl Tokenizer {
 
     /// Copies or hands out everything up to the next quote or backslash, and returns the rest.
     fn run<'a>(&mut self, window: &'a [u8], handler: &mut impl Handler) -> &'a [u8] {
-        let mut at = 0;
-        while at < RUN_BYTES_MAX {
-            let Some(word) = window.get(at..).and_then(<[u8]>::first_chunk::<WORD>) else {
-                return self.run_end(window, at, handler);
-            };
-            if self.scratch_len + WORD > SCRATCH_BYTES {
-                self.flush(handler);
-            }
-            let room = self.scratch.get_mut(self.scratch_len..);
-            if let Some(room) = room.and_then(<[u8]>::first_chunk_mut::<WORD>) {
-                *room = *word;
-            }
-            let stops = stops(u64::from_le_bytes(*word));
-            if stops != 0 {
-                let len = (stops.trailing_zeros() / 8) as usize;
-                self.scratch_len += len;
-                return window.get(at + len..).unwrap_or_default();
-            }
-            self.scratch_len += WORD;
-            at += WORD;
+        if self.scratch_len + RUN_BYTES_MAX > SCRATCH_BYTES {
+            self.flush(handler);
         }
-        let long = window.get(at..).unwrap_or_default();
-        let end = memchr2(b'"', b'\\', long).unwrap_or(long.len());
-        let (run, rest) = long.split_at(end);
+        let room = self.scratch.get_mut(self.scratch_len..).unwrap_or_default();
+        let (room, _) = room.as_chunks_mut::<WORD>();
+        let (words, _) = window.as_chunks::<WORD>();
+        let mut len = 0;
+        for (to, from) in room.iter_mut().zip(words).take(RUN_BYTES_MAX / WORD) {
+            *to = *from;
+            let stops = stops(u64::from_le_bytes(*from));
+            if stops != 0 {
+                len += (stops.trailing_zeros() / 8) as usize;
+                self.scratch_len += len;
+                return window.get(len..).unwrap_or_default();
+            }
+            len += WORD;
+        }
+        self.scratch_len += len;
+        let rest = window.get(len..).unwrap_or_default();
+        if len < RUN_BYTES_MAX {
+            return self.run_end(rest, handler);
+        }
+        let end = memchr2(b'"', b'\\', rest).unwrap_or(rest.len());
+        let (run, rest) = rest.split_at(end);
         if !self.in_key && !run.is_empty() {
             self.flush(handler);
             handler.string(run);
@@ -476,10 +476,9 @@ impl Tokenizer {
     }
 
     /// The last bytes of a window, one by one.
-    fn run_end<'a>(&mut self, window: &'a [u8], at: usize, handler: &mut impl Handler) -> &'a [u8] {
-        let rest = window.get(at..).unwrap_or_default();
-        let end = rest.iter().position(|byte| matches!(byte, b'"' | b'\\'));
-        let (run, rest) = rest.split_at(end.unwrap_or(rest.len()));
+    fn run_end<'a>(&mut self, window: &'a [u8], handler: &mut impl Handler) -> &'a [u8] {
+        let end = window.iter().position(|byte| matches!(byte, b'"' | b'\\'));
+        let (run, rest) = window.split_at(end.unwrap_or(window.len()));
         self.put(run, handler);
         rest
     }
@@ -579,7 +578,7 @@ impl Tokenizer {
         }
     }
 
-    /// A few bytes, at most a word of them.
+    /// A few bytes, fewer than [`SCRATCH_BYTES`].
     fn put(&mut self, bytes: &[u8], handler: &mut impl Handler) {
         if self.scratch_len + bytes.len() > SCRATCH_BYTES {
             self.flush(handler);

@@ -10,7 +10,7 @@ pub(super) enum Node {
     /// An object whose members the families name.
     Body,
     /// On the way to what JSON pointers name: which of them, and how many segments are done.
-    Pointed(u16, u8),
+    Pointed(u32, u8),
     /// A prompt without roles: text, token ids, a batch of either, or messages after all.
     Prompt,
     /// Messages, or one text that stands for the user's.
@@ -89,7 +89,7 @@ pub(super) enum Seed {
 }
 
 /// JSON pointers to template inputs that are read.
-pub(super) const INPUTS_MAX: usize = 8;
+pub(super) const INPUTS_MAX: usize = 16;
 
 /// Places for seeds: the kinds above, and the template inputs.
 pub(super) const SEEDS_MAX: usize = 7 + INPUTS_MAX;

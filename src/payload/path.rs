@@ -36,13 +36,15 @@ pub(super) fn find(path: &[u8]) -> Found {
         .filter(|segment| !segment.is_empty())
         .take(SEGMENTS_MAX)
         .collect();
+    let last = segments.first().copied().unwrap_or_default();
+    let method = last.contains(&b':');
     let mut found = Found::default();
     let mut length = 0;
     for (index, family) in FAMILIES.iter().enumerate() {
         for ending in family
             .paths
             .iter()
-            .filter(|ending| may_end(&segments, ending))
+            .filter(|ending| may_end(last, method, ending))
         {
             let Some((segments, model)) = matches(&segments, ending) else {
                 continue;
@@ -72,7 +74,7 @@ pub(super) fn find(path: &[u8]) -> Found {
     found.affinity = (0..)
         .zip(FAMILIES)
         .any(|(index, family)| found.families >> index & 1 == 1 && family.affinity);
-    found.streams = segments.first().is_some_and(|last| streams(last));
+    found.streams = streams(last);
     found
 }
 
@@ -88,10 +90,8 @@ const STREAM: &[u8] = b"stream";
 
 /// A cheap test that passes over most endings: the last segments must be equal, or both have a
 /// colon, which sets a method apart from the model.
-fn may_end(segments: &[&[u8]], ending: &str) -> bool {
-    let last = segments.first().copied().unwrap_or_default();
-    let ending = ending.as_bytes();
-    ending.ends_with(last) || (last.contains(&b':') && ending.contains(&b':'))
+fn may_end(last: &[u8], method: bool, ending: &str) -> bool {
+    ending.as_bytes().ends_with(last) || (method && ending.contains(':'))
 }
 
 /// Whether a path, as segments from its end, has an ending: its length, and the model in it.

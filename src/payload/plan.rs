@@ -9,7 +9,7 @@ use super::pointer::Pointers;
 use crate::prefix::BYTES_PER_TOKEN;
 
 /// The longest text that is looked for at a prompt's start.
-pub(super) const SKIP_BYTES_MAX: usize = 256;
+pub(super) const SKIP_BYTES_MAX: usize = 1024;
 
 /// Texts that are looked for there.
 const SKIPS_MAX: usize = 16;

@@ -6,7 +6,7 @@
 use super::node::INPUTS_MAX;
 
 /// JSON pointers to prompts that are tried.
-pub(super) const POINTERS_MAX: usize = 8;
+pub(super) const POINTERS_MAX: usize = 16;
 
 /// What a pointer leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) enum Target {
 pub(super) struct Pointers {
     all: Vec<(Target, Vec<Vec<u8>>)>,
     /// Those that lead to prompts, as a set.
-    prompts: u16,
+    prompts: u32,
 }
 
 impl Pointers {
@@ -44,20 +44,20 @@ impl Pointers {
             prompts: (0..)
                 .zip(&all)
                 .filter(|(_, (target, _))| is_prompt(target))
-                .fold(0, |set, (bit, _): (u16, _)| set | 1 << bit),
+                .fold(0, |set, (bit, _): (u32, _)| set | 1 << bit),
             all,
         }
     }
 
     /// The pointers that start with a member of the body, as a set; those to prompts only where
     /// bodies have no shape of their own (`native`).
-    pub(super) fn begin(&self, key: &[u8], native: bool) -> u16 {
-        let set = self.matching(u16::MAX, 0, key);
+    pub(super) fn begin(&self, key: &[u8], native: bool) -> u32 {
+        let set = self.matching(u32::MAX, 0, key);
         if native { set } else { set & !self.prompts }
     }
 
     /// One segment further: what has been reached (the first of several), and who goes on.
-    pub(super) fn step(&self, set: u16, depth: u8, key: &[u8]) -> (Option<Target>, u16) {
+    pub(super) fn step(&self, set: u32, depth: u8, key: &[u8]) -> (Option<Target>, u32) {
         let set = self.matching(set, depth, key);
         let mut reached = None;
         let mut rest = 0;
@@ -74,7 +74,7 @@ impl Pointers {
         (reached, rest)
     }
 
-    fn matching(&self, set: u16, depth: u8, key: &[u8]) -> u16 {
+    fn matching(&self, set: u32, depth: u8, key: &[u8]) -> u32 {
         let mut matching = 0;
         for (bit, (_, segments)) in self.all.iter().enumerate() {
             let segment = segments.get(usize::from(depth));

@@ -256,6 +256,14 @@ const SEED_NAMES: [&str; PLACES] = [
     "template_inputs/5",
     "template_inputs/6",
     "template_inputs/7",
+    "template_inputs/8",
+    "template_inputs/9",
+    "template_inputs/10",
+    "template_inputs/11",
+    "template_inputs/12",
+    "template_inputs/13",
+    "template_inputs/14",
+    "template_inputs/15",
 ];
 
 /// The system section and the preferred one of the others that is not empty.

@@ -287,7 +287,7 @@ impl<S: Sink> Walker<S> {
     }
 
     /// One step along JSON pointers.
-    fn pointed(&mut self, set: u16, depth: u8, key: &[u8]) -> Node {
+    fn pointed(&mut self, set: u32, depth: u8, key: &[u8]) -> Node {
         let (target, rest) = self.plan.pointers.step(set, depth, key);
         match target {
             Some(Target::Input(input)) => Node::Seed(Seed::Input(input)),
