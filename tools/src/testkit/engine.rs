@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -41,6 +41,9 @@ const RECORDED_MAX: usize = 10_000;
 
 /// Pending connections of a listener: a burst of 200 has to fit.
 const BACKLOG: u32 = 1024;
+
+/// The content type of complete answers.
+const JSON: &str = "application/json";
 
 type AnswerBody = UnsyncBoxBody<Bytes, io::Error>;
 
@@ -140,6 +143,8 @@ struct Shared {
     health_checks: AtomicU64,
     counts: Mutex<Counts>,
     recorded: Mutex<VecDeque<Recorded>>,
+    /// What every request is answered with, if anything, in place of an engine's answer.
+    page: Mutex<Option<String>>,
     connections: Mutex<Vec<AbortHandle>>,
     /// Held requests carry a ticket; all tickets up to this number are free to go.
     released: watch::Sender<u64>,
@@ -176,7 +181,12 @@ impl Drop for InFlight {
 impl MockEngine {
     /// Starts an engine that answers 200 at once.
     pub async fn start() -> Result<Self> {
-        let listener = claim(SocketAddr::from(([127, 0, 0, 1], 0)))?.listen(BACKLOG)?;
+        Self::start_at(IpAddr::from([127, 0, 0, 1])).await
+    }
+
+    /// Starts one on any port of this address. An unspecified address means all of the machine's.
+    pub async fn start_at(ip: IpAddr) -> Result<Self> {
+        let listener = claim(SocketAddr::new(ip, 0))?.listen(BACKLOG)?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
             name: address.to_string(),
@@ -185,6 +195,7 @@ impl MockEngine {
             health_checks: AtomicU64::new(0),
             counts: Mutex::default(),
             recorded: Mutex::default(),
+            page: Mutex::default(),
             connections: Mutex::default(),
             released: watch::Sender::new(0),
             tickets: AtomicU64::new(0),
@@ -221,6 +232,11 @@ impl MockEngine {
     /// What it does with requests from now on.
     pub fn set(&self, behaviour: Behaviour) {
         *lock(&self.shared.behaviour) = behaviour;
+    }
+
+    /// Answers every request with this JSON from now on.
+    pub fn set_page(&self, json: String) {
+        *lock(&self.shared.page) = Some(json);
     }
 
     /// The status of `/health` from now on.
@@ -308,7 +324,10 @@ impl Drop for MockEngine {
 
 /// A socket on the port that does not listen.
 fn claim(address: SocketAddr) -> Result<TcpSocket> {
-    let socket = TcpSocket::new_v4()?;
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
     socket.set_reuseaddr(true)?;
     socket.set_reuseport(true)?;
     socket
@@ -348,6 +367,10 @@ async fn handle(
         shared.health_checks.fetch_add(1, Ordering::Relaxed);
         let status = shared.health_status.load(Ordering::Relaxed);
         return respond(&shared, status, "text/plain", whole(Bytes::new()));
+    }
+    let page = lock(&shared.page).clone();
+    if let Some(page) = page {
+        return respond(&shared, 200, JSON, whole(page.into()));
     }
     let guard = InFlight::enter(&shared);
     if request.headers().contains_key("upgrade") {
@@ -452,7 +475,6 @@ async fn act(
     guard: InFlight,
     shared: &Arc<Shared>,
 ) -> Result<Response<AnswerBody>, io::Error> {
-    const JSON: &str = "application/json";
     let ms = Duration::from_millis;
     match behaviour {
         Behaviour::Answer { status, after_ms } => {

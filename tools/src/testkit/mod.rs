@@ -8,6 +8,7 @@ mod client;
 mod engine;
 mod gateway;
 mod prompt;
+mod traffic;
 
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ pub use client::{Answer, Body, Client, Connection, Piece, Protocol, Request, Run
 pub use engine::{Behaviour, ENGINE_HEADER, MockEngine, Recorded, SCRIPT_HEADER, SHA_HEADER};
 pub use gateway::{Gateway, GatewayPlan};
 pub use prompt::{ask, chat, chat_turns, words};
+pub use traffic::{Traffic, TrafficPlan, TrafficReport, prompt_of};
 
 /// How often [`eventually`] looks: often enough that no test is slow because of it.
 const POLL: Duration = Duration::from_millis(5);
