@@ -196,10 +196,10 @@ fn probe_v8(place: &Place, path: &Path) -> Result<()> {
     if run_for_status(&mut command, &log, PROBE_LIMIT)?.success() {
         return Ok(());
     }
+    let last = tail(&log).lines().last().unwrap_or_default().to_owned();
     bail!(
-        "{} cannot load a wasm module in V8 (a build without V8?); it says:\n{}",
-        path.display(),
-        tail(&log)
+        "{} cannot load a wasm module in V8 (a build without V8?); its last line: {last}",
+        path.display()
     )
 }
 
