@@ -113,7 +113,6 @@ async fn load(args: &LoadArgs) -> anyhow::Result<()> {
     };
     let mut driver = Driver::new(Client::new(target(args)?)?, plan.open()?);
     let engines = Engines::new(args.engines.clone());
-    let before = engines.counters().await?;
     let mut watch = Progress {
         tally: Tally::after(warmup),
         until,
@@ -125,7 +124,13 @@ async fn load(args: &LoadArgs) -> anyhow::Result<()> {
         until,
         drain,
     };
-    driver.play(phase, &mut watch).await;
+    // What engines counted before the measured seconds is not theirs.
+    let warm = async {
+        tokio::time::sleep(warmup.div_f64(speed)).await;
+        engines.counters().await
+    };
+    let ((), before) = tokio::join!(driver.play(phase, &mut watch), warm);
+    let before = before?;
     watch.clear();
     let after = engines.counters().await?;
     let counted = after
