@@ -8,12 +8,14 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use prefix_router::names::{CACHED_TOKENS, PROMPT_TOKENS, USAGE};
+use prefix_router::names::{CACHED_TOKENS, PREDICTED_CACHED_TOKENS, PROMPT_TOKENS, USAGE};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
-use tools::testkit::{Client, Connection, Gateway, Protocol, Request, ask, eventually};
+use tools::testkit::{
+    Client, Connection, Gateway, Protocol, Request, ask, chat, eventually, words,
+};
 
 const SOON: Duration = Duration::from_secs(10);
 /// Long enough for Envoy to take one piece before the next comes, mostly.
@@ -330,6 +332,30 @@ async fn a_sample_is_read_the_first_answer_always() {
     // always give the same number, which is near 50.
     let [_, _, read, ..] = bed.counts().await;
     assert!((30..=70).contains(&read), "{read} of 400");
+}
+
+#[tokio::test]
+async fn what_was_expected_is_counted_beside_what_was_found() {
+    let bed = bed(1).await;
+    let usage = r#"{"usage":{"prompt_tokens":5000,"prompt_tokens_details":{"cached_tokens":0}}}"#;
+    bed.engine.set(Answer::of(usage));
+    let send = async || {
+        let request = Request::chat(chat(&words(1, 20_000), "hello"));
+        bed.client.ok(request).await.unwrap();
+    };
+    send().await;
+    bed.wait_counts([5000, 0, 1, 0, 0]).await;
+    let predicted = async || {
+        let labels = [("pool", "engines")];
+        let found = bed.gateway.metric(PREDICTED_CACHED_TOKENS, &labels);
+        found.await.unwrap()
+    };
+    assert_eq!(predicted().await, 0.0, "a prompt that was never sent");
+    send().await;
+    bed.wait_counts([10_000, 0, 2, 0, 0]).await;
+    // All of it but what stands behind the last checkpoint.
+    let second = predicted().await;
+    assert!((4000.0..=5000.0).contains(&second), "{second}");
 }
 
 #[tokio::test]
