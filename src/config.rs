@@ -52,6 +52,10 @@ pub struct Pool {
     pub routing: Routing,
     /// What load may do to the choice.
     pub bounds: Bounds,
+    /// Whether a request that finds every host at its limit is answered 429.
+    pub rejects: bool,
+    /// Time over which a host that comes later takes its share, in milliseconds.
+    pub slow_start_ms: u32,
     /// Whether the first choice goes out by itself, for Envoy to check its health.
     pub strict_health: bool,
 }
@@ -228,6 +232,11 @@ fn parse_pool(pool: &Group<'_>) -> Result<Pool, ConfigError> {
         let reason = "has no effect without limit";
         return Err(pool.contradiction(&opt::PANIC_RULE, reason));
     }
+    let rejects = pool.text(&opt::ON_SATURATED)?.as_deref() == Some("reject");
+    if limit.is_none() && rejects {
+        let reason = "reject has no effect without limit";
+        return Err(pool.contradiction(&opt::ON_SATURATED, reason));
+    }
     let panic_rule = pool.bool(&opt::PANIC_RULE)?.unwrap_or_default();
     Ok(Pool {
         name,
@@ -235,6 +244,8 @@ fn parse_pool(pool: &Group<'_>) -> Result<Pool, ConfigError> {
         hosts,
         routing,
         bounds: Bounds { limit, panic_rule },
+        rejects,
+        slow_start_ms: pool.integer(&opt::SLOW_START_MS)?.unwrap_or_default(),
         strict_health: pool.bool(&opt::STRICT_HEALTH)?.unwrap_or_default(),
     })
 }
@@ -332,6 +343,7 @@ fn parse_adaptive(pool: &Group<'_>) -> Result<Routing, ConfigError> {
             affinity_weight: decimal(&opt::AFFINITY_WEIGHT)?,
             step_tokens: decimal(&opt::STEP_TOKENS)?,
             in_flight_tokens: decimal(&opt::IN_FLIGHT_TOKENS)?,
+            failure_tokens: decimal(&opt::FAILURE_TOKENS)?,
             slack: decimal(&opt::SLACK)?,
             stick: decimal(&opt::STICK)?,
             balance: decimal(&opt::BALANCE)?,

@@ -20,6 +20,9 @@ pub struct Constants {
     pub step_tokens: f64,
     /// DELTA: what a request in flight weighs, in waiting tokens.
     pub in_flight_tokens: f64,
+    /// What a recent failure weighs, in waiting tokens: a failing host loses new prompts to its
+    /// neighbours, and a single bad prompt does not empty it.
+    pub failure_tokens: f64,
     /// SLACK: the home is kept while it costs no more than this part of the prompt above the best.
     pub slack: f64,
     /// STICK: a match is kept while it costs no more than this part of the prompt above the best.
@@ -36,6 +39,7 @@ impl Default for Constants {
             affinity_weight: 2.0,
             step_tokens: 8192.0,
             in_flight_tokens: 50.0,
+            failure_tokens: 500.0,
             slack: 0.5,
             stick: 0.25,
             balance: 1.15,
@@ -178,7 +182,8 @@ struct Home {
 
 fn home(query: &Query<'_>, loads: &Loads, constants: &Constants) -> Option<Home> {
     let places: Vec<(usize, Candidate)> = query.hosts.iter().copied().enumerate().collect();
-    let mut order: Vec<(usize, Candidate)> = order(query.key, &places, |(_, host)| host.id);
+    let mut order: Vec<(usize, Candidate)> =
+        order(query.key, &places, |(_, host)| (host.id, host.weight));
     let rendezvous = order.first()?.1;
     let deepest = query
         .known
@@ -252,7 +257,8 @@ fn offers(query: &Query<'_>, loads: &Loads, constants: &Constants, home: &Home) 
         let load = loads.of(host.seat);
         let mut cost = f64::from(load.pending)
             + weight * uncached
-            + constants.in_flight_tokens * f64::from(load.in_flight);
+            + constants.in_flight_tokens * f64::from(load.in_flight)
+            + constants.failure_tokens * f64::from(load.failures);
         if is_home && query.affinity {
             cost -= weight * uncached * belief.presumed;
         }
@@ -302,7 +308,8 @@ fn least<'a>(
 }
 
 fn in_flight(loads: &Loads, offer: &Offer) -> f64 {
-    f64::from(loads.of(offer.host.seat).in_flight)
+    let load = loads.of(offer.host.seat);
+    f64::from(load.in_flight + load.failures)
 }
 
 fn list(chosen: &Offer, offers: &[Offer]) -> Vec<Candidate> {

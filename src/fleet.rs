@@ -41,6 +41,8 @@ struct Member {
     slot: Slot,
     state: State,
     weight: u32,
+    /// When it last became usable, in milliseconds since 1970.
+    since_ms: u64,
 }
 
 /// All hosts, by slot, and their states in each pool.
@@ -60,16 +62,15 @@ impl Table {
             ..Self::default()
         };
         for line in lines {
-            let mut words = line.splitn(5, ' ');
+            let mut words = line.splitn(6, ' ');
             let kind = words.next()?;
             let slot = Slot(words.next()?.parse().ok()?);
             match kind {
                 "host" => {
                     let generation = words.next()?.parse().ok()?;
                     let epoch = words.next()?.parse().ok()?;
-                    let (gone_since, address) = words.next()?.split_once(' ')?;
-                    let gone_since = gone_since.parse().ok()?;
-                    let address = address.to_owned();
+                    let gone_since = words.next()?.parse().ok()?;
+                    let address = words.next()?.to_owned();
                     let tenant = Tenant {
                         address,
                         generation,
@@ -81,12 +82,14 @@ impl Table {
                 "member" => {
                     let state = State::from_label(words.next()?)?;
                     let weight = words.next()?.parse().ok()?;
+                    let since_ms = words.next()?.parse().ok()?;
                     let pool = words.next()?.to_owned();
                     table.members.push(Member {
                         pool,
                         slot,
                         state,
                         weight,
+                        since_ms,
                     });
                 }
                 _ => return None,
@@ -114,10 +117,11 @@ impl Table {
             slot,
             state,
             weight,
+            since_ms,
         } in &self.members
         {
             text.push_str(&format!(
-                "member {} {} {weight} {pool}\n",
+                "member {} {} {weight} {since_ms} {pool}\n",
                 slot.0,
                 state.label()
             ));
@@ -178,7 +182,7 @@ impl Table {
     }
 
     /// Replaces a pool's members by what was reported.
-    fn set_members(&mut self, pool: &str, reports: &[HostReport], loads: &Loads) {
+    fn set_members(&mut self, pool: &str, reports: &[HostReport], loads: &Loads, now_ms: u64) {
         let (old, others): (Vec<Member>, Vec<Member>) = std::mem::take(&mut self.members)
             .into_iter()
             .partition(|member| member.pool == pool);
@@ -195,12 +199,17 @@ impl Table {
                 tenant.gone_since = 0;
                 tenant.epoch = tenant.epoch.wrapping_add(u16::from(came_back));
             }
+            let since_ms = match before {
+                Some(before) if !came_back => before.since_ms,
+                _ => now_ms,
+            };
             let (pool, state, weight) = (pool.to_owned(), report.state, report.weight);
             self.members.push(Member {
                 pool,
                 slot,
                 state,
                 weight,
+                since_ms,
             });
         }
         self.members
@@ -254,6 +263,7 @@ impl Fleet {
         ledger: &Ledger,
         pool: &str,
         reports: &[HostReport],
+        now_ms: u64,
     ) -> Option<Summary> {
         for _ in 0..ATTEMPTS_MAX {
             let seen = store.read(TABLE_KEY).ok()?;
@@ -263,7 +273,7 @@ impl Fleet {
                 .and_then(Table::decode)
                 .unwrap_or_default();
             let mut table = before.clone();
-            table.set_members(pool, reports, &load::read(store).ok()?);
+            table.set_members(pool, reports, &load::read(store).ok()?, now_ms);
             if table == before && before.version > 0 {
                 return None;
             }
@@ -347,6 +357,8 @@ pub fn view(store: &impl Store, pool: &str) -> Option<View> {
             },
             id: HostId::of(&tenant.address),
             epoch: tenant.epoch,
+            weight: member.map_or(1, |member| member.weight),
+            since_ms: member.map_or(0, |member| member.since_ms),
             state: member.map(|member| member.state),
         }
     };
@@ -402,7 +414,8 @@ mod tests {
         }
 
         fn report(&mut self, reports: &[HostReport]) -> View {
-            self.fleet.apply(&self.store, &self.ledger, "llm", reports);
+            self.fleet
+                .apply(&self.store, &self.ledger, "llm", reports, 1000);
             view(&self.store, "llm").unwrap()
         }
 
@@ -452,7 +465,7 @@ mod tests {
         assert_eq!(
             proxy
                 .fleet
-                .apply(&proxy.store, &proxy.ledger, "llm", &reports),
+                .apply(&proxy.store, &proxy.ledger, "llm", &reports, 1000),
             None
         );
         assert_eq!(view(&proxy.store, "llm").unwrap(), first);
@@ -520,6 +533,7 @@ mod tests {
             &proxy.ledger,
             "other",
             &hosts(&["b:1", "c:1"]),
+            1000,
         );
         let (llm, other) = (
             view(&proxy.store, "llm").unwrap(),

@@ -25,6 +25,12 @@ const LAYOUT: u32 = 1;
 /// Generation and failures (2 bytes each), in flight, pending, placed (4 bytes each).
 const RECORD_BYTES: usize = 16;
 
+/// Time after which a failure counts half. An engine that answers errors at once has nothing in
+/// flight and would look idle; a client whose prompts fail must not drive all others away for long.
+pub const FAILURES_HALVE_MS: u64 = 5000;
+/// Failures that count at most.
+const FAILURES_MAX: u32 = 32;
+
 /// ROUTING.md 6a: "when sum(rec) > 32*N halve all".
 const PLACED_MEAN_MAX: u64 = 32;
 
@@ -59,6 +65,8 @@ pub enum Change {
     Settle(Booking),
     /// The request ended; what is still pending goes with it.
     Release(Booking),
+    /// The host failed a request.
+    Fail(Seat),
 }
 
 /// The changes of one step: a retry leaves one host and books another.
@@ -74,6 +82,8 @@ pub struct Load {
     pub in_flight: u32,
     /// Estimated uncached prompt tokens of requests whose first byte has not come.
     pub pending: u32,
+    /// Requests that it failed lately, halved every [`FAILURES_HALVE_MS`].
+    pub failures: u32,
 }
 
 /// All hosts' loads, as the bytes that shared data holds.
@@ -104,6 +114,7 @@ impl Loads {
         Load {
             in_flight: self.word(at + 4),
             pending: self.word(at + 8),
+            failures: self.word(at) >> 16,
         }
     }
 
@@ -142,7 +153,10 @@ impl Loads {
 
     /// Applies a change; one that belongs to a former tenant changes nothing.
     pub fn apply(&mut self, change: Change) {
-        let (Change::Book(booking) | Change::Settle(booking) | Change::Release(booking)) = change;
+        let booking = match change {
+            Change::Book(booking) | Change::Settle(booking) | Change::Release(booking) => booking,
+            Change::Fail(seat) => return self.fail(seat),
+        };
         let at = record(booking.seat.slot);
         if self.word(at) & 0xffff != u32::from(booking.seat.generation) {
             return;
@@ -153,7 +167,9 @@ impl Loads {
                 load.in_flight.saturating_add(1),
                 load.pending.saturating_add(booking.pending),
             ),
-            Change::Settle(_) => (load.in_flight, load.pending.saturating_sub(booking.pending)),
+            Change::Settle(_) | Change::Fail(_) => {
+                (load.in_flight, load.pending.saturating_sub(booking.pending))
+            }
             Change::Release(_) => (
                 load.in_flight.saturating_sub(1),
                 load.pending.saturating_sub(booking.pending),
@@ -162,6 +178,24 @@ impl Loads {
         self.set_word(at + 4, in_flight);
         // An idle host computes nothing: whatever an estimate left behind ends here.
         self.set_word(at + 8, if in_flight == 0 { 0 } else { pending });
+    }
+
+    fn fail(&mut self, seat: Seat) {
+        let at = record(seat.slot);
+        if self.word(at) & 0xffff == u32::from(seat.generation) && at < self.bytes.len() {
+            let failures = (self.of(seat).failures + 1).min(FAILURES_MAX);
+            self.set_word(at, failures << 16 | u32::from(seat.generation));
+        }
+    }
+
+    /// Halves every host's failures.
+    pub fn halve_failures(&mut self) {
+        let mut at = HEADER_BYTES;
+        while at < self.bytes.len() {
+            let word = self.word(at);
+            self.set_word(at, (word >> 17) << 16 | word & 0xffff);
+            at += RECORD_BYTES;
+        }
     }
 
     /// New keys that this gateway placed on a host, halved now and then.
@@ -332,7 +366,8 @@ mod tests {
 
     #[track_caller]
     fn check(store: &MemoryStore, seat: Seat, in_flight: u32, pending: u32) {
-        assert_eq!(read(store).unwrap().of(seat), Load { in_flight, pending });
+        let load = read(store).unwrap().of(seat);
+        assert_eq!((load.in_flight, load.pending), (in_flight, pending));
     }
 
     #[test]
@@ -377,6 +412,24 @@ mod tests {
         ledger.apply(&store, Change::Book(booking(0, 1, 10)));
         seated(&store, &[seat(0, 1)]);
         check(&store, seat(0, 1), 1, 10);
+    }
+
+    #[test]
+    fn failures_count_for_a_while_and_no_more_than_so_many() {
+        let store = MemoryStore::new();
+        let ledger = seated(&store, &[seat(0, 1), seat(1, 1)]);
+        let failures = |slot| read(&store).unwrap().of(seat(slot, 1)).failures;
+        for _ in 0..100 {
+            ledger.apply(&store, Change::Fail(seat(1, 1)));
+        }
+        ledger.apply(&store, Change::Fail(seat(1, 9)));
+        assert_eq!((failures(0), failures(1)), (0, 32));
+        for expected in [16, 8, 4, 2, 1, 0, 0] {
+            ledger.transact(&store, |loads| (loads.halve_failures(), NO_CHANGES));
+            assert_eq!(failures(1), expected);
+        }
+        ledger.apply(&store, Change::Book(booking(1, 1, 7)));
+        check(&store, seat(1, 1), 1, 7);
     }
 
     #[test]

@@ -156,6 +156,19 @@ pub const DEBUG_DECISION: &str = "x-prefix-router-decision";
 pub const DEBUG_KEY: &str = "x-prefix-router-key";
 /// Debug response header: where in the prompt the key ends, in bytes of text.
 pub const DEBUG_CHECKPOINT: &str = "x-prefix-router-checkpoint";
+/// Response header of an answer of our own: why.
+pub const REASON_HEADER: &str = "x-prefix-router-reason";
+/// The headers of the answer to a request that found every host at its limit.
+pub const REJECT_HEADERS: [(&str, &str); 3] = [
+    ("content-type", "application/json"),
+    ("retry-after", "1"),
+    (REASON_HEADER, "saturated"),
+];
+/// Its body, in the shape of OpenAI's errors.
+pub const REJECT_BODY: &str = concat!(
+    r#"{"error": {"message": "All engines of this model are at their limit; try again later.", "#,
+    r#""type": "rate_limit_error", "param": null, "code": "saturated"}}"#
+);
 /// The request header that asks for debug headers.
 pub const DEBUG_REQUEST: &str = "x-prefix-router-debug";
 

@@ -3,6 +3,7 @@
 //! Guarantee: the same prompt, hosts, loads and learned figures give the same placement in every
 //! worker and every gateway. Not here: where the hosts come from (fleet.rs), the proxy (filter/).
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 
 use crate::cost::{self, Constants, Query};
@@ -14,8 +15,14 @@ use crate::placement::HostId;
 use crate::popularity::{self, Heat};
 use crate::prefix::{BYTES_PER_TOKEN, Key, Kinds, Prompt, mix};
 use crate::request::Request;
-use crate::route::{self, Abstain, Bounds, Candidate, Placement};
+use crate::route::{self, Abstain, Bounds, Candidate, Decision, Placement};
 use crate::store::Store;
+
+/// What a host of weight 1 weighs in placement: a slow start has so many steps.
+const WEIGHT_UNIT: u32 = 256;
+/// Hosts that become usable within this time start together, at full weight: their caches are
+/// equally cold, and gateways that start one after another agree.
+const TOGETHER_MS: u64 = 10_000;
 
 /// A host as a worker knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +35,10 @@ pub struct Host {
     pub id: HostId,
     /// Grows whenever it comes back: what it had cached is gone.
     pub epoch: u16,
+    /// Its weight in placement, at least 1.
+    pub weight: u32,
+    /// When it last became usable, in milliseconds since 1970.
+    pub since_ms: u64,
     /// Its state in the pool; `None` if it is not one of the pool's hosts, or no longer.
     pub state: Option<State>,
 }
@@ -54,6 +65,7 @@ impl View {
                 seat: host.seat,
                 id: host.id,
                 known_as: HostRef::new(host.seat, host.epoch),
+                weight: host.weight.saturating_mul(WEIGHT_UNIT),
             })
             .collect();
         Self {
@@ -67,6 +79,34 @@ impl View {
     #[must_use]
     pub fn candidates(&self) -> &[Candidate] {
         &self.candidates
+    }
+
+    /// The same with the weights of this moment: a host that came later than the others grows to
+    /// its full weight over `slow_start_ms`, so that its cold cache takes its share of prefixes
+    /// bit by bit. A growing weight moves prefixes to that host only, and each once.
+    #[must_use]
+    pub fn candidates_at(&self, now_ms: u64, slow_start_ms: u64) -> Cow<'_, [Candidate]> {
+        let usable = || {
+            let usable = |host: &&Host| host.state.is_some_and(State::is_usable);
+            self.hosts.iter().filter(usable)
+        };
+        let first_ms = usable().map(|host| host.since_ms).min().unwrap_or(0);
+        let is_starting = |host: &Host| {
+            let is_late = host.since_ms > first_ms.saturating_add(TOGETHER_MS);
+            is_late && now_ms < host.since_ms.saturating_add(slow_start_ms)
+        };
+        if !usable().any(is_starting) {
+            return Cow::Borrowed(&self.candidates);
+        }
+        let mut candidates = self.candidates.clone();
+        for (candidate, host) in candidates.iter_mut().zip(usable()) {
+            if is_starting(host) {
+                let part = u64::from(candidate.weight) * now_ms.saturating_sub(host.since_ms)
+                    / slow_start_ms.max(1);
+                candidate.weight = u32::try_from(part).unwrap_or(u32::MAX).max(1);
+            }
+        }
+        Cow::Owned(candidates)
     }
 
     /// The place of a host in the loads, by its address.
@@ -180,11 +220,23 @@ impl Expected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outdated;
 
+/// A pool's rules.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rules {
+    /// How it chooses.
+    pub rule: Rule,
+    /// What load may do to the choice.
+    pub bounds: Bounds,
+    /// Whether a request that finds every host at its limit is refused.
+    pub rejects: bool,
+    /// Time over which a host that comes later takes its share; 0: at once.
+    pub slow_start_ms: u64,
+}
+
 /// One pool's routing in one worker.
 #[derive(Debug)]
 pub struct Router {
-    rule: Rule,
-    bounds: Bounds,
+    rules: Rules,
     sketch: String,
     index: String,
     learned: RefCell<Learned>,
@@ -193,10 +245,9 @@ pub struct Router {
 impl Router {
     /// Routing for the pool of this name.
     #[must_use]
-    pub fn new(pool: &str, rule: Rule, bounds: Bounds) -> Self {
+    pub fn new(pool: &str, rules: Rules) -> Self {
         Self {
-            rule,
-            bounds,
+            rules,
             sketch: format!("prefix_router.1.sketch.{pool}"),
             index: format!("prefix_router.1.index.{pool}"),
             learned: RefCell::default(),
@@ -208,7 +259,7 @@ impl Router {
     pub fn plan(&self, prompt: &Prompt, hosts: usize, store: &impl Store) -> Option<Plan> {
         let whole = prompt.checkpoints.last();
         let whole = whole.map(|end| (prompt.key(end), end.position));
-        let heat = match self.rule {
+        let heat = match self.rules.rule {
             Rule::Fixed => {
                 let fixed = prompt.fixed.map(|hash| (Key(mix(hash, prompt.seed)), 0));
                 return fixed
@@ -275,35 +326,41 @@ impl Router {
         plan: &Plan,
         view: &View,
         request: &mut Request,
+        now_ms: u64,
         store: &impl Store,
         ledger: &Ledger,
     ) -> Result<Placed, Outdated> {
+        let hosts = view.candidates_at(now_ms, self.rules.slow_start_ms);
         let Rule::Adaptive {
             constants,
             one_gateway,
             ..
-        } = self.rule
+        } = self.rules.rule
         else {
-            return self.place_fixed(plan, view, request, store, ledger);
+            return self.place_fixed(plan, view, &hosts, request, store, ledger);
         };
         let page = (!plan.trail.is_empty()).then(|| Page::read(store, &self.index, plan.key));
         let known = page
             .as_ref()
-            .map_or(Vec::new(), |page| known(page, plan, view.candidates()));
+            .map_or(Vec::new(), |page| known(page, plan, &hosts));
         let query = Query {
             key: plan.key,
-            hosts: view.candidates(),
+            hosts: &hosts,
             known: &known,
             tokens: plan.tokens,
             floor: plan.floor,
             affinity: plan.affinity,
             belief: self.learned.borrow().belief(one_gateway),
-            bounds: self.bounds,
+            bounds: self.rules.bounds,
         };
         let (placement, choice) = request.place(store, ledger, |loads| {
             check(loads, view)?;
             let choice = cost::decide(&query, loads, &constants);
-            Ok((choice.placement.clone(), choice.pending, choice))
+            Ok((
+                self.or_reject(choice.placement.clone()),
+                choice.pending,
+                choice,
+            ))
         })?;
         let expected = match (choice, placement.hosts.first()) {
             (Some(choice), Some(host)) => {
@@ -332,6 +389,7 @@ impl Router {
         &self,
         plan: &Plan,
         view: &View,
+        hosts: &[Candidate],
         request: &mut Request,
         store: &impl Store,
         ledger: &Ledger,
@@ -339,8 +397,8 @@ impl Router {
         let pending = plan.tokens as u32;
         let (placement, _) = request.place(store, ledger, |loads| {
             check(loads, view)?;
-            let placement = route::decide(plan.key, view.candidates(), loads, self.bounds);
-            Ok((placement, pending, ()))
+            let placement = route::decide(plan.key, hosts, loads, self.rules.bounds);
+            Ok((self.or_reject(placement), pending, ()))
         })?;
         Ok(Placed {
             placement,
@@ -348,6 +406,13 @@ impl Router {
             position: plan.position,
             expected: None,
         })
+    }
+
+    fn or_reject(&self, placement: Placement) -> Placement {
+        match placement.decision {
+            Decision::Saturated if self.rules.rejects => Placement::reject(),
+            _ => placement,
+        }
     }
 
     /// Learns from the answer to a request that was placed here, and served by the host that was

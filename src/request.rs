@@ -200,6 +200,11 @@ impl Request {
         [left, self.booking.map(Change::Book)]
     }
 
+    /// The host that serves the request failed it.
+    pub fn failed(&mut self) -> Changes {
+        [self.booking.map(|booking| Change::Fail(booking.seat)), None]
+    }
+
     /// The first byte of the answer's body came: nothing is pending any more.
     pub fn answered(&mut self) -> Changes {
         match &mut self.booking {

@@ -20,6 +20,8 @@ pub struct Candidate {
     pub id: HostId,
     /// Its name in the index.
     pub known_as: HostRef,
+    /// Its weight in placement; only the ratio to the others' counts.
+    pub weight: u32,
 }
 
 /// What a decision is bound by.
@@ -77,6 +79,8 @@ pub enum Decision {
     Divert,
     /// Every host is at its limit: the one with the least in flight.
     Saturated,
+    /// Every host is at its limit and the pool refuses such requests.
+    Reject,
     /// No choice of ours.
     Abstain(Abstain),
 }
@@ -90,6 +94,7 @@ impl Decision {
             Self::Match => "match",
             Self::Divert => "divert",
             Self::Saturated => "saturated",
+            Self::Reject => "reject",
             Self::Abstain(_) => "abstain",
         }
     }
@@ -124,10 +129,21 @@ impl Placement {
     }
 }
 
+impl Placement {
+    /// The request is refused.
+    #[must_use]
+    pub fn reject() -> Self {
+        Self {
+            decision: Decision::Reject,
+            hosts: Vec::new(),
+        }
+    }
+}
+
 /// Places a key on one of `hosts`.
 #[must_use]
 pub fn decide(key: Key, hosts: &[Candidate], loads: &Loads, bounds: Bounds) -> Placement {
-    let mut order = order(key, hosts, |host| host.id);
+    let mut order = order(key, hosts, |host| (host.id, host.weight));
     let limit = bounds.limit_in_force(hosts, loads);
     let has_room =
         |host: &Candidate| limit.is_none_or(|limit| loads.of(host.seat).in_flight < limit);
@@ -152,7 +168,11 @@ fn saturated(mut order: Vec<Candidate>, loads: &Loads) -> Placement {
     if order.is_empty() {
         return Placement::abstain(Abstain::NoHosts);
     }
-    order.sort_by_key(|host| loads.of(host.seat).in_flight); // stable: ties keep the order
+    // Stable: ties keep the key's order. Failures count, for a host that fails at once is idle.
+    order.sort_by_key(|host| {
+        let load = loads.of(host.seat);
+        load.in_flight + load.failures
+    });
     order.truncate(LIST_MAX);
     Placement {
         decision: Decision::Saturated,
@@ -197,6 +217,7 @@ mod tests {
                 },
                 0,
             ),
+            weight: 1,
         };
         (0..count).map(host).collect()
     }
@@ -227,7 +248,7 @@ mod tests {
             panic_rule: cells[2] == "on",
         };
         let hosts = fleet(in_flight.len() as u16);
-        let by_key = order(KEY, &hosts, |host| host.id);
+        let by_key = order(KEY, &hosts, |host| (host.id, host.weight));
         let busy: Vec<(Seat, u32)> = by_key
             .iter()
             .zip(&in_flight)

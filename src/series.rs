@@ -54,6 +54,7 @@ fn sum(one: Load, other: Load) -> Load {
     Load {
         in_flight: one.in_flight.saturating_add(other.in_flight),
         pending: one.pending.saturating_add(other.pending),
+        failures: one.failures.max(other.failures),
     }
 }
 
@@ -66,6 +67,7 @@ mod tests {
         let load = |in_flight| Load {
             in_flight,
             pending: in_flight * 10,
+            failures: 0,
         };
         let hosts = hosts.iter();
         hosts

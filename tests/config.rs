@@ -118,6 +118,8 @@ fn the_smallest_config_has_every_default() {
                 panic_rule: true,
             },
             strict_health: false,
+            rejects: false,
+            slow_start_ms: 30_000,
         }],
         read: ReadOptions::default(),
         request: Request {
@@ -165,6 +167,8 @@ fn every_option_is_taken_over() {
                 panic_rule: false,
             },
             strict_health: true,
+            rejects: false,
+            slow_start_ms: 30_000,
         }],
         read: ReadOptions {
             seed: u64::MAX,
@@ -234,7 +238,7 @@ fn in_fixed_mode_the_cache_key_is_a_seed_unless_the_config_says_otherwise() {
 fn every_constant_of_the_choice_can_be_set() {
     let options = r#", "gateways": "one", "expert": {
         "affinity_weight": 3, "hot_share": 0.25, "count_min": 8, "halve_requests": 500,
-        "step_tokens": 2048, "in_flight_tokens": 0, "slack": 1, "stick": 0.5, "balance": 1.5,
+        "step_tokens": 2048, "in_flight_tokens": 0, "failure_tokens": 5, "slack": 1, "stick": 0.5, "balance": 1.5,
         "idle_in_flight": 2.5
     }"#;
     let expected = Routing::Adaptive {
@@ -247,6 +251,7 @@ fn every_constant_of_the_choice_can_be_set() {
             affinity_weight: 3.0,
             step_tokens: 2048.0,
             in_flight_tokens: 0.0,
+            failure_tokens: 5.0,
             slack: 1.0,
             stick: 0.5,
             balance: 1.5,

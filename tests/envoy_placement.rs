@@ -144,7 +144,7 @@ fn fixed_order<'a>(body: &[u8], engines: &'a [MockEngine]) -> Vec<&'a str> {
         .map(|hash| prefix_router::prefix::mix(hash, prompt.seed))
         .unwrap();
     let names: Vec<&str> = engines.iter().map(MockEngine::name).collect();
-    placement::order(Key(key), &names, |name| HostId::of(name))
+    placement::order(Key(key), &names, |name| (HostId::of(name), 1))
 }
 
 #[tokio::test]

@@ -56,7 +56,7 @@ fn address(index: usize) -> String {
 
 fn reports(first: usize, count: usize, failed: usize) -> Vec<HostReport> {
     let report = |index: usize| HostReport {
-        state: if index >= failed && index % 3 == 0 {
+        state: if index >= failed && index.is_multiple_of(3) {
             State::Failed
         } else {
             State::Usable
@@ -108,7 +108,7 @@ impl Proxy {
                 self.stale[pool] = self.view(pool);
                 let reports = reports(first, count, failed);
                 self.fleet
-                    .apply(&self.store, &self.ledger, POOLS[pool], &reports);
+                    .apply(&self.store, &self.ledger, POOLS[pool], &reports, 1000);
                 let states = reports.into_iter();
                 self.model.reported[pool] = states
                     .map(|report| (report.address, report.state))
@@ -153,18 +153,14 @@ impl Proxy {
 
     fn check(&self) {
         let loads = load::read(&self.store).unwrap();
-        for pool in 0..POOLS.len() {
+        for (pool, name) in POOLS.iter().enumerate() {
             let view = self.view(pool);
             let members: BTreeMap<_, _> = view
                 .hosts
                 .iter()
                 .filter_map(|host| Some((host.address.clone(), host.state?)))
                 .collect();
-            assert_eq!(
-                members, self.model.reported[pool],
-                "hosts of {}",
-                POOLS[pool]
-            );
+            assert_eq!(members, self.model.reported[pool], "hosts of {name}");
             let mut seats: Vec<Seat> = view.hosts.iter().map(|host| host.seat).collect();
             seats.sort_by_key(|seat| seat.slot);
             seats.dedup_by_key(|seat| seat.slot);

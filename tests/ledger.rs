@@ -167,6 +167,7 @@ impl World {
             seat: *seat,
             id: HostId::of(&format!("10.0.0.{n}:{}", seat.generation)),
             known_as: HostRef::new(*seat, 0),
+            weight: 1,
         };
         self.seats.iter().enumerate().map(candidate).collect()
     }

@@ -4,12 +4,13 @@
 use prefix_router::fleet::{self, Fleet};
 use prefix_router::hosts::HostReport;
 use prefix_router::learned::Report;
-use prefix_router::load::Ledger;
+use prefix_router::load::{self, Ledger};
 use prefix_router::payload::{End, Head, ReadOptions, Reader};
-use prefix_router::pool::{Placed, Router, Rule, View};
+use prefix_router::placement::order;
+use prefix_router::pool::{Placed, Router, Rule, Rules, View};
 use prefix_router::prefix::Prompt;
 use prefix_router::request::Request;
-use prefix_router::route::Bounds;
+use prefix_router::route::{Bounds, Decision};
 use prefix_router::store::MemoryStore;
 
 const POOL: &str = "llm";
@@ -24,24 +25,34 @@ struct Gateway {
 
 impl Gateway {
     fn new(hosts: u16, one_gateway: bool) -> Self {
+        let bounds = Bounds {
+            limit: None,
+            panic_rule: true,
+        };
+        Self::bounded(hosts, one_gateway, bounds, false)
+    }
+
+    fn bounded(hosts: u16, one_gateway: bool, bounds: Bounds, rejects: bool) -> Self {
         let (store, ledger) = (MemoryStore::new(), Ledger::default());
         let address = |n| HostReport::usable(&format!("10.0.0.{n}:8000"));
         let reports: Vec<HostReport> = (1..=hosts).map(address).collect();
-        Fleet::default().apply(&store, &ledger, POOL, &reports);
+        Fleet::default().apply(&store, &ledger, POOL, &reports, 1000);
         let view = fleet::view(&store, POOL).unwrap();
         let rule = Rule::Adaptive {
             heat: Default::default(),
             constants: Default::default(),
             one_gateway,
         };
-        let bounds = Bounds {
-            limit: None,
-            panic_rule: true,
+        let rules = Rules {
+            rule,
+            bounds,
+            rejects,
+            slow_start_ms: 30_000,
         };
         Self {
             store,
             ledger,
-            router: Router::new(POOL, rule, bounds),
+            router: Router::new(POOL, rules),
             view,
         }
     }
@@ -55,7 +66,14 @@ impl Gateway {
             .unwrap();
         let placed = self
             .router
-            .place(&plan, &self.view, &mut request, &self.store, &self.ledger)
+            .place(
+                &plan,
+                &self.view,
+                &mut request,
+                2000,
+                &self.store,
+                &self.ledger,
+            )
             .unwrap();
         (request, placed)
     }
@@ -236,4 +254,113 @@ fn an_engine_that_lost_its_cache_is_no_longer_believed_to_hold_a_prompt() {
         "its home is what it was"
     );
     assert!(after.expected.unwrap().cached_tokens() <= 1.0 + 128.0);
+}
+
+#[test]
+fn with_reject_exactly_the_excess_is_refused() {
+    let bounds = Bounds {
+        limit: Some(10),
+        panic_rule: false,
+    };
+    let gateway = Gateway::bounded(7, false, bounds, true);
+    let prompt = turn("app", "x", 0);
+    let mut running: Vec<(Request, Placed)> = (0..200).map(|_| gateway.start(&prompt)).collect();
+    let is_refused = |placed: &Placed| placed.placement.decision == Decision::Reject;
+    let refused = running
+        .iter()
+        .filter(|(_, placed)| is_refused(placed))
+        .count();
+    assert_eq!(refused, 200 - 7 * 10);
+    for host in &gateway.view.hosts {
+        let in_flight = load::read(&gateway.store).unwrap().of(host.seat).in_flight;
+        assert_eq!(in_flight, 10, "{}", host.address);
+    }
+    running
+        .iter_mut()
+        .for_each(|(request, _)| gateway.end(request));
+    assert!(
+        !is_refused(&gateway.start(&prompt).1),
+        "there is room again"
+    );
+}
+
+#[test]
+fn a_host_that_comes_later_takes_its_share_bit_by_bit_and_no_prefix_moves_twice() {
+    let mut gateway = Gateway::new(7, false);
+    let mut reports: Vec<HostReport> = (1..=7)
+        .map(|n| HostReport::usable(&format!("10.0.0.{n}:8000")))
+        .collect();
+    reports.push(HostReport::usable("10.0.0.8:8000"));
+    let came_ms = 100_000;
+    Fleet::default().apply(&gateway.store, &gateway.ledger, POOL, &reports, came_ms);
+    gateway.view = fleet::view(&gateway.store, POOL).unwrap();
+    let prompts: Vec<Prompt> = (0..400)
+        .map(|n| turn(&format!("app {n}"), "x", 0))
+        .collect();
+    let homes_at = |now_ms: u64| -> Vec<String> {
+        let candidates = gateway.view.candidates_at(now_ms, 30_000);
+        let home = |prompt: &Prompt| {
+            let key = prompt.key(&prompt.checkpoints[0]);
+            let first = order(key, &candidates, |host| (host.id, host.weight))[0];
+            gateway.view.address_of(first.seat).unwrap().to_owned()
+        };
+        prompts.iter().map(home).collect()
+    };
+    let times = [
+        came_ms,
+        came_ms + 5_000,
+        came_ms + 15_000,
+        came_ms + 25_000,
+        came_ms + 30_000,
+    ];
+    let homes: Vec<Vec<String>> = times.into_iter().map(homes_at).collect();
+    let share = |homes: &Vec<String>| homes.iter().filter(|home| *home == "10.0.0.8:8000").count();
+    let shares: Vec<usize> = homes.iter().map(share).collect();
+    assert!(
+        shares[0] <= 2,
+        "a new host starts with almost nothing: {shares:?}"
+    );
+    assert!(
+        shares.windows(2).all(|pair| pair[0] < pair[1]),
+        "{shares:?}"
+    );
+    assert!(
+        (35..=65).contains(&shares[4]),
+        "an eighth of 400 is 50: {shares:?}"
+    );
+    for n in 0..prompts.len() {
+        let moves = homes
+            .windows(2)
+            .filter(|pair| pair[0][n] != pair[1][n])
+            .count();
+        assert!(moves <= 1, "prompt {n} moved {moves} times");
+    }
+}
+
+#[test]
+fn hosts_that_start_together_start_at_full_weight() {
+    let gateway = Gateway::new(7, false);
+    let now = gateway.view.candidates_at(1500, 30_000);
+    assert_eq!(*now, *gateway.view.candidates());
+}
+
+#[test]
+fn a_host_that_fails_at_once_does_not_look_idle() {
+    let gateway = Gateway::new(2, false);
+    let mut failed = 0;
+    for n in 0..200 {
+        let (mut request, placed) = gateway.start(&turn(&format!("app {n}"), "x", 0));
+        if gateway.address(&placed) == "10.0.0.1:8000" {
+            failed += 1;
+            let changes = request.failed();
+            gateway.ledger.transact(&gateway.store, |_| ((), changes));
+        }
+        gateway.end(&mut request);
+    }
+    // About half of the prompts are at home there. After a few failures their other host computes
+    // them; no failure fades in this test.
+    assert!(
+        (3..=40).contains(&failed),
+        "{failed} of 200 went to the failing host"
+    );
 }

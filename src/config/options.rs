@@ -231,6 +231,14 @@ options! {
     PANIC_RULE: "/pools/*/panic_rule", Kind::Bool, Absent::Bool(true),
         "Ignore `limit` while the mean in flight is at least half of it: spilling would then \
          only spread every prefix over every cache. `false` makes the limit hard.";
+    ON_SATURATED: "/pools/*/on_saturated", Kind::Choice(&["least_loaded", "reject"]),
+        Absent::Text("least_loaded"),
+        "When every host is at its `limit`: send to the least loaded, or answer 429 with \
+         `Retry-After`.";
+    SLOW_START_MS: "/pools/*/slow_start_ms",
+        Kind::Integer { min: 0, max: 3_600_000, unit: "milliseconds" }, Absent::Integer(30_000),
+        "Time over which a host that comes later than the others, or comes back, takes its share \
+         of prefixes.";
     STRICT_HEALTH: "/pools/*/strict_health", Kind::Bool, Absent::Bool(false),
         "Let Envoy check the first choice's health once more when it sends the request. Needs the \
          filters of envoy/strict-health.yaml.";
@@ -261,6 +269,10 @@ options! {
     IN_FLIGHT_TOKENS: "/pools/*/expert/in_flight_tokens",
         Kind::Decimal { min: 0.0, max: 1e5, unit: "tokens" }, Absent::Decimal(50.0),
         "What a request in flight weighs, in waiting tokens.";
+    FAILURE_TOKENS: "/pools/*/expert/failure_tokens",
+        Kind::Decimal { min: 0.0, max: 1e5, unit: "tokens" }, Absent::Decimal(500.0),
+        "What an answer with status 5xx weighs, in waiting tokens; it halves every 5 s, and 32 \
+         count at most.";
     SLACK: "/pools/*/expert/slack",
         Kind::Decimal { min: 0.0, max: 10.0, unit: "of the prompt" }, Absent::Decimal(0.5),
         "The home is kept while it costs no more than this above the best.";

@@ -122,6 +122,17 @@ pub fn configuration(size: usize) -> Vec<u8> {
     buffer(BufferType::PluginConfiguration, 0, size as u64)
 }
 
+/// Whether Envoy says that the request comes from an internal address, in a header that outsiders
+/// cannot set: callbacks of the request and of the response.
+pub fn is_internal() -> bool {
+    request_header("x-envoy-internal").as_deref() == Some(b"true")
+}
+
+/// Answers the request: callbacks of the request, once; the callback then pauses.
+pub fn reply(status: u32, headers: &[(&str, &str)], body: &str) {
+    let _ = hostcalls::send_http_response(status, headers.to_vec(), Some(body.as_bytes()));
+}
+
 /// A property of the stream: any phase of it.
 pub fn property(path: &[&str]) -> Option<Vec<u8>> {
     hostcalls::get_property(path.to_vec()).ok().flatten()

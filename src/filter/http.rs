@@ -1,7 +1,7 @@
 //! The HTTP callbacks of one request: host facts in, steps of request.rs, host actions out.
 //!
-//! Guarantee: a request is never changed but for the routing header, never answered by us, and let
-//! go in every case. Not here: JSON, hashing, arithmetic, the choice of a host.
+//! Guarantee: a request is never changed but for the routing header, never answered by us unless
+//! `on_saturated` says so, and let go in every case. Not here: JSON, hashing, arithmetic, the choice of a host.
 
 use std::rc::Rc;
 
@@ -19,7 +19,7 @@ use crate::names;
 use crate::payload::{End, Head, Reader};
 use crate::pool::Placed;
 use crate::request::{Facts, Next, Request};
-use crate::route::Abstain;
+use crate::route::{Abstain, Decision};
 use crate::watchdog::Verdict;
 
 /// One request.
@@ -130,18 +130,15 @@ impl Http {
                 Next::Read { start, len } => {
                     self.request.feed(&host::request_body(start, len), len);
                 }
-                Next::Place(end) => {
-                    self.place(end);
-                    return Action::Continue;
-                }
+                Next::Place(end) => return self.place(end),
             }
         }
     }
 
-    fn place(&mut self, end: End) {
+    fn place(&mut self, end: End) -> Action {
         self.worker.watchdog.borrow_mut().done(self.id);
         let Some(prompt) = self.request.prompt(end) else {
-            return;
+            return Action::Continue;
         };
         let placed = self.worker.place(&prompt, &mut self.request);
         for (name, value) in self.worker.route_headers(&placed.placement.hosts) {
@@ -153,8 +150,14 @@ impl Http {
             placed.placement.decision.label(),
             prompt.api
         );
+        let rejected = placed.placement.decision == Decision::Reject;
         self.placed = Some(placed);
         self.api = prompt.api;
+        if rejected {
+            host::reply(429, &names::REJECT_HEADERS, names::REJECT_BODY);
+            return Action::Pause;
+        }
+        Action::Continue
     }
 
     fn write(&self, changes: Changes) {
@@ -176,7 +179,10 @@ impl Http {
             ..
         }) = &self.placed
         {
-            host::set_response_header(names::DEBUG_KEY, &format!("{:016x}", key.0));
+            // It would tell strangers which prompts are alike.
+            if host::is_internal() {
+                host::set_response_header(names::DEBUG_KEY, &format!("{:016x}", key.0));
+            }
             host::set_response_header(names::DEBUG_CHECKPOINT, &position.to_string());
         }
     }
@@ -246,6 +252,12 @@ impl HttpContext for Http {
         self.write(changes);
         if !end_of_stream {
             self.begin_answer(seat);
+        }
+        let failed =
+            host::response_header(":status").is_some_and(|status| status.starts_with(b"5"));
+        if failed {
+            let changes = self.request.failed();
+            self.write(changes);
         }
         if self.worker.strict_health() {
             // Envoy's stateful_session tells clients of another host than the first choice.

@@ -16,7 +16,7 @@ const LABELS_MAX: usize = 64;
 /// One pool's metrics.
 pub struct Metrics {
     pool: String,
-    decisions: [Option<Metric>; 5],
+    decisions: [Option<Metric>; 6],
     abstentions: [Option<Metric>; Abstain::ALL.len()],
     decision_us: Option<Metric>,
     flag_unset: Option<Metric>,
@@ -39,7 +39,7 @@ impl Metrics {
         let plain = |name: &str| host::counter(&names::metric(name, &[(names::POOL, pool)]));
         Self {
             pool: pool.to_owned(),
-            decisions: ["home", "match", "divert", "saturated", "abstain"]
+            decisions: ["home", "match", "divert", "saturated", "reject", "abstain"]
                 .map(|kind| counter(names::DECISIONS, names::DECISION, kind)),
             abstentions: Abstain::ALL
                 .map(|why| counter(names::ABSTAIN, names::REASON, why.label())),
@@ -60,12 +60,13 @@ impl Metrics {
 
     /// A decision was made, in this time.
     pub fn decided(&self, decision: Decision, us: u64) {
-        let [home, matched, divert, saturated, abstain] = self.decisions;
+        let [home, matched, divert, saturated, reject, abstain] = self.decisions;
         let metric = match decision {
             Decision::Home => home,
             Decision::Match => matched,
             Decision::Divert => divert,
             Decision::Saturated => saturated,
+            Decision::Reject => reject,
             Decision::Abstain(why) => {
                 self.count_abstention(why);
                 abstain

@@ -17,6 +17,7 @@ use crate::config::{Config, HostSource};
 use crate::fleet::{self, Fleet};
 use crate::hosts::{AdminSource, HostReport};
 use crate::lease;
+use crate::load::{FAILURES_HALVE_MS, NO_CHANGES};
 use crate::names;
 use crate::prefix::HASH_FORMAT;
 use crate::route::Abstain;
@@ -54,6 +55,7 @@ struct Root {
     polled_ms: Cell<u64>,
     poll_pending: Cell<bool>,
     gauges_ms: Cell<u64>,
+    faded_ms: Cell<u64>,
     source_lost: Cell<bool>,
 }
 
@@ -68,6 +70,7 @@ impl Root {
             polled_ms: Cell::new(0),
             poll_pending: Cell::new(false),
             gauges_ms: Cell::new(0),
+            faded_ms: Cell::new(0),
             source_lost: Cell::new(false),
         }
     }
@@ -79,6 +82,18 @@ impl Root {
             worker.metrics.abstained(Abstain::Watchdog);
             host::release(request, self.id);
         }
+    }
+
+    /// Lets failures fade, if this VM holds the lease and it is time.
+    fn fade_failures(&self, worker: &Worker, now_ms: u64) {
+        if now_ms.saturating_sub(self.faded_ms.get()) < FAILURES_HALVE_MS {
+            return;
+        }
+        self.faded_ms.set(now_ms);
+        worker.ledger.transact(&Shared, |loads| {
+            loads.halve_failures();
+            ((), NO_CHANGES)
+        });
     }
 
     /// Polls or applies the host source, if this VM holds the lease and it is time.
@@ -93,6 +108,7 @@ impl Root {
         if !lease::take(&Shared, self.owner, now_ms, poll_ms * LEASE_POLLS) {
             return;
         }
+        self.fade_failures(worker, now_ms);
         self.write_gauges(worker, now_ms);
         let since_ms = now_ms.saturating_sub(self.polled_ms.get());
         let lost = self.poll_pending.get() && since_ms > POLL_TIMEOUT_MS * 2;
@@ -120,7 +136,7 @@ impl Root {
             return;
         };
         let mut fleet = self.fleet.borrow_mut();
-        let applied = fleet.apply(&Shared, &worker.ledger, &pool.name, reports);
+        let applied = fleet.apply(&Shared, &worker.ledger, &pool.name, reports, host::now_ms());
         if let Some(summary) = applied {
             info!("pool {}: {summary}", pool.name);
         }

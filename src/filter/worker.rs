@@ -15,7 +15,7 @@ use crate::learned::Report;
 use crate::load::{self, Changes, Ledger, NO_CHANGES, Seat};
 use crate::names;
 use crate::payload::Plan as ReadPlan;
-use crate::pool::{Expected, Outdated, Placed, Plan, Router, View};
+use crate::pool::{Expected, Outdated, Placed, Plan, Router, Rules, View};
 use crate::prefix::Prompt;
 use crate::request::Request;
 use crate::route::{Abstain, Candidate};
@@ -50,7 +50,15 @@ impl Worker {
             metrics: Metrics::new(&pool.name),
             watchdog: RefCell::default(),
             ledger: Ledger::default(),
-            router: Router::new(&pool.name, pool.routing.rule(), pool.bounds),
+            router: Router::new(
+                &pool.name,
+                Rules {
+                    rule: pool.routing.rule(),
+                    bounds: pool.bounds,
+                    rejects: pool.rejects,
+                    slow_start_ms: u64::from(pool.slow_start_ms),
+                },
+            ),
             view: RefCell::default(),
             plan: ReadPlan::new(&config.read),
             sampler: Cell::new(Sampler::new(config.learning.sample)),
@@ -77,10 +85,12 @@ impl Worker {
     }
 
     fn place_by(&self, plan: &Plan, request: &mut Request) -> Placed {
+        let now_ms = host::now_ms();
         for _ in 0..VIEWS_MAX {
+            let view = self.view();
             match self
                 .router
-                .place(plan, &self.view(), request, &Shared, &self.ledger)
+                .place(plan, &view, request, now_ms, &Shared, &self.ledger)
             {
                 Ok(placed) => return placed,
                 Err(Outdated) => self.refresh(),
@@ -161,8 +171,7 @@ impl Worker {
     /// Whether this request asks for debug headers and may: it must come from an internal address,
     /// which Envoy says of requests in a header that outsiders cannot set.
     pub fn debug_asked(&self) -> bool {
-        let internal = host::request_header("x-envoy-internal");
-        host::request_header(names::DEBUG_REQUEST).is_some() && internal.as_deref() == Some(b"true")
+        host::request_header(names::DEBUG_REQUEST).is_some() && host::is_internal()
     }
 
     /// The pool's name.

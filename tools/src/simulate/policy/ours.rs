@@ -9,7 +9,7 @@ use prefix_router::hosts::State;
 use prefix_router::learned::Report;
 use prefix_router::load::{Changes, Ledger, NO_CHANGES, Seat, Slot};
 use prefix_router::placement::HostId;
-use prefix_router::pool::{Host, Placed, Router, Rule, View};
+use prefix_router::pool::{Host, Placed, Router, Rule, Rules, View};
 use prefix_router::popularity::Heat;
 use prefix_router::request::Request;
 use prefix_router::route::{Bounds, Decision};
@@ -50,7 +50,16 @@ impl Ours {
             panic_rule: true,
         };
         let mut ours = Self {
-            router: Router::new("pool", rule, bounds),
+            router: Router::new(
+                "pool",
+                Rules {
+                    rule,
+                    bounds,
+                    rejects: false,
+                    // The study's hosts take their share at once.
+                    slow_start_ms: 0,
+                },
+            ),
             view: View::default(),
             store: MemoryStore::new(),
             ledger: Ledger::default(),
@@ -71,7 +80,9 @@ impl Ours {
         let prompt = &ask.prepared.prompt;
         let plan = self.router.plan(prompt, hosts, &self.store)?;
         let (view, ledger) = (&self.view, &self.ledger);
-        let placed = self.router.place(&plan, view, request, &self.store, ledger);
+        let placed = self
+            .router
+            .place(&plan, view, request, 0, &self.store, ledger);
         placed.ok()
     }
 }
@@ -137,6 +148,8 @@ impl Policy for Ours {
             seat: seat(number),
             id: HostId::of(name),
             epoch: 0,
+            weight: 1,
+            since_ms: 0,
             state: hosts.contains(&number).then_some(State::Usable),
         });
         self.view = View::new(version, known.collect());
