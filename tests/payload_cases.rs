@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use prefix_router::payload::parts::{Explained, Parts, Place, explain};
-use prefix_router::payload::{CacheKey, End, Head, Plan, ReadOptions, Tools};
+use prefix_router::payload::{CacheKey, End, Head, Plan, RAW, ReadOptions, Tools, apis};
 use prefix_router::prefix::{Checkpoint, Coverage, HASH_FORMAT, Kinds, Part, Sink};
 
 /// Issue B asks for at least this many.
@@ -182,6 +182,24 @@ fn every_case_reads_as_it_says() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A family without a case, or without a line in the README, is not done.
+#[test]
+fn every_family_has_cases_and_a_line_in_the_readme() {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = fs::read_to_string(readme).unwrap();
+    let cases = cases();
+    for api in apis().into_iter().chain([RAW]) {
+        let of_it = |case: &&Case| {
+            case.name.starts_with(&format!("{api}/")) && case.read(usize::MAX).prompt.api == api
+        };
+        assert!(cases.iter().any(|case| of_it(&case)), "no case of {api}");
+        assert!(
+            readme.contains(&format!("| `{api}` |")),
+            "README.md does not list {api}"
+        );
+    }
 }
 
 #[test]

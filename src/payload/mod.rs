@@ -1,8 +1,8 @@
 //! Request body bytes → prompt, one file per API family.
 //!
 //! Guarantee: any bytes give a `Prompt`, in one pass, with bounded memory, however they are cut
-//! into windows. To add a family: one file with its [`Family`], one line in [`FAMILIES`], one
-//! folder of cases in tests/payloads. Not here: the ladders and the chain (prefix.rs), hosts.
+//! into windows. To add a family: one file with its [`Family`], its name among the modules
+//! and in [`FAMILIES`], one folder of cases in tests/payloads, one line in README.md. Not here: the ladders and the chain (prefix.rs), hosts.
 
 mod anthropic_messages;
 mod bedrock_converse;
@@ -73,7 +73,7 @@ impl Family {
 }
 
 /// All families. Where a body's shape decides, an earlier one is preferred.
-const FAMILIES: [&Family; 17] = [
+const FAMILIES: &[&Family] = &[
     &native::FAMILY,
     &openai_chat::FAMILY,
     &openai_completions::FAMILY,
@@ -92,6 +92,18 @@ const FAMILIES: [&Family; 17] = [
     &openai_embeddings::FAMILY,
     &pooling::FAMILY,
 ];
+
+/// A set of families is a `u32`.
+const _: () = assert!(FAMILIES.len() <= 32);
+
+/// The metric labels of all families; a body that is none of theirs has [`RAW`].
+#[must_use]
+pub fn apis() -> Vec<&'static str> {
+    FAMILIES.iter().map(|family| family.api).collect()
+}
+
+/// The metric label of a body whose bytes stand in for a prompt.
+pub const RAW: &str = "raw";
 
 /// The index of the family whose prompts JSON pointers name.
 const NATIVE: usize = 0;

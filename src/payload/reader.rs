@@ -12,7 +12,7 @@ use super::node::{SEEDS_MAX, Seed};
 use super::parts::{Place, Witness};
 use super::plan::{Compiled, Plan};
 use super::walk::{SLOT_SYSTEM, Section, Walker};
-use super::{CacheKey, End, FAMILIES, Family, Head, Tools, path, tools};
+use super::{CacheKey, End, FAMILIES, Family, Head, RAW, Tools, path, tools};
 use crate::json::{Progress, Tokenizer};
 use crate::prefix::{
     Chain, Checkpoint, Coverage, Kinds, MODEL_BYTES_MAX, Part, Prompt, RawReason, Sink, merge, mix,
@@ -122,7 +122,7 @@ impl<S: Sink> Plain<S> {
         let mut checkpoints = raw.checkpoints();
         key_ends(&mut checkpoints, 0);
         Prompt {
-            api: "raw",
+            api: RAW,
             coverage: Coverage::Raw(reason),
             affinity: self.path_affinity && raw.position() > 0,
             seed,
