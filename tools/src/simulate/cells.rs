@@ -117,6 +117,35 @@ pub struct Cell {
     pub seed: u64,
 }
 
+/// Sizes of the synthetic workloads that differ from the study's; as `load` and `demo` name them.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Sizes {
+    /// Requests (W2, W3: chats) a second, instead of loads
+    #[arg(long)]
+    pub rate: Option<f64>,
+    /// Shared prompts (W2, W3: apps; W4: documents)
+    #[arg(long, value_name = "N")]
+    pub prompts: Option<u32>,
+    /// Exponent of the prompts' popularity
+    #[arg(long)]
+    pub zipf: Option<f64>,
+    /// Mean tokens of a shared prompt
+    #[arg(long, value_name = "TOKENS")]
+    pub prompt_tokens: Option<f64>,
+    /// Tokens of a question (W3: of a tool's result)
+    #[arg(long, value_name = "TOKENS")]
+    pub question_tokens: Option<u32>,
+    /// Mean tokens of an answer
+    #[arg(long, value_name = "TOKENS")]
+    pub output_tokens: Option<u32>,
+    /// Play only the first N requests of a trace
+    #[arg(long, value_name = "N")]
+    pub trace_requests: Option<usize>,
+    /// Share of a trace's recorded answer tokens that is asked for
+    #[arg(long, value_name = "SHARE")]
+    pub output_scale: Option<f64>,
+}
+
 /// Workloads ready to be opened, by name and seed.
 #[derive(Clone, Debug)]
 pub enum Source {
@@ -131,7 +160,13 @@ impl Source {
     ///
     /// # Errors
     /// If a trace cannot be read.
-    pub fn new(name: Name, seed: u64, arrival: Arrival, traces: &Path) -> anyhow::Result<Self> {
+    pub fn new(
+        name: Name,
+        seed: u64,
+        arrival: Arrival,
+        traces: &Path,
+        sizes: &Sizes,
+    ) -> anyhow::Result<Self> {
         let kind = match name {
             Name::W1 => workload::options::Kind::W1,
             Name::W2 => workload::options::Kind::W2,
@@ -139,8 +174,8 @@ impl Source {
             Name::W4 => workload::options::Kind::W4,
             Name::W5 => workload::options::Kind::W5,
             Name::W6 => workload::options::Kind::W6,
-            Name::W7 => return trace(traces, "mooncake_conversation.jsonl", seed),
-            Name::W7s => return trace(traces, "mooncake_synthetic.jsonl", seed),
+            Name::W7 => return trace(traces, "mooncake_conversation.jsonl", seed, sizes),
+            Name::W7s => return trace(traces, "mooncake_synthetic.jsonl", seed, sizes),
             Name::C1 => return Ok(Self::Closed(Conversations::new(1, seed))),
             Name::C10 => return Ok(Self::Closed(Conversations::new(10, seed))),
         };
@@ -151,11 +186,11 @@ impl Source {
             rate: None,
             bursty: arrival == Arrival::Bursty,
             seed,
-            prompts: None,
-            zipf: None,
-            prompt_tokens: None,
-            question_tokens: None,
-            output_tokens: None,
+            prompts: sizes.prompts,
+            zipf: sizes.zipf,
+            prompt_tokens: sizes.prompt_tokens,
+            question_tokens: sizes.question_tokens,
+            output_tokens: sizes.output_tokens,
             output_scale: None,
         };
         Ok(Self::Open(args.plan()?))
@@ -165,18 +200,20 @@ impl Source {
     ///
     /// # Errors
     /// If a parameter is out of range.
-    pub fn open(&self, cell: &Cell) -> anyhow::Result<Box<dyn Workload>> {
+    pub fn open(&self, cell: &Cell, sizes: &Sizes) -> anyhow::Result<Box<dyn Workload>> {
+        let rate = sizes.rate.unwrap_or(cell.workload.rate() * cell.load);
         match self {
-            Self::Open(plan) => plan.at_rate(cell.workload.rate() * cell.load).open(),
+            Self::Open(plan) => plan.at_rate(rate).open(),
             Self::Closed(plan) => Ok(Box::new(Rounds::new(*plan, cell.load.max(1.0) as u32))),
         }
     }
 }
 
-fn trace(traces: &Path, file: &str, seed: u64) -> anyhow::Result<Source> {
+fn trace(traces: &Path, file: &str, seed: u64, sizes: &Sizes) -> anyhow::Result<Source> {
     let path: PathBuf = traces.join(file);
-    let trace =
-        Trace::read(&path, None, seed).context("the traces are looked for where --traces says")?;
+    let mut trace = Trace::read(&path, sizes.trace_requests, seed)
+        .context("the traces are looked for where --traces says")?;
+    trace.output_scale = sizes.output_scale.unwrap_or(1.0);
     Ok(Source::Open(Plan::Trace(trace)))
 }
 

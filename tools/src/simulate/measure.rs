@@ -95,6 +95,8 @@ pub struct EventFigures {
     pub moved: f64,
     /// Part of them that changed their host without having been on a host that left.
     pub moved_needlessly: f64,
+    /// Part of the keys that changed their host at that time in the same run without events.
+    pub churn: f64,
     /// The hit rate of the minute before.
     pub hit_before: f64,
     /// The lowest of ten seconds in the minute after.
@@ -228,9 +230,16 @@ fn hosts_of(records: &[Record], from_s: f64, to_s: f64, last: bool) -> BTreeMap<
     hosts
 }
 
+/// Notes in each event what moved at its time in a run without events.
+pub fn set_churn(figures: &mut Figures, calm: &Outcome) {
+    for event in &mut figures.events {
+        event.churn = moved(&calm.records, event.at_s, &BTreeSet::new()).0;
+    }
+}
+
 /// Part of the keys that are on another host after `at_s` than before, and those keys.
 #[must_use]
-pub fn moved(records: &[Record], at_s: f64, left: &BTreeSet<u32>) -> (f64, f64, u64) {
+fn moved(records: &[Record], at_s: f64, left: &BTreeSet<u32>) -> (f64, f64, u64) {
     let before = hosts_of(records, at_s - MOVED_WINDOW_S, at_s, true);
     let after = hosts_of(records, at_s, at_s + MOVED_WINDOW_S, false);
     let (mut keys, mut moved, mut needless) = (0, 0, 0);
@@ -288,6 +297,7 @@ fn event(at_s: f64, what: Happening, outcome: &Outcome) -> EventFigures {
         keys,
         moved,
         moved_needlessly,
+        churn: 0.0,
         hit_before,
         hit_dip: dip,
         hit_after: hits(at_s + AFTER_S, at_s + 2.0 * AFTER_S),

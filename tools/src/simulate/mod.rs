@@ -24,7 +24,7 @@ use serde::Serialize;
 use crate::engine::cost::EngineConfig;
 use crate::engine::render::Template;
 use crate::setup;
-use cells::{Arrival, Cell, Name, Source};
+use cells::{Arrival, Cell, Name, Sizes, Source};
 use measure::Figures;
 use prepare::Preparer;
 use summary::{Line, Relative, Row};
@@ -105,6 +105,8 @@ pub struct SimulateArgs {
     /// Write a plot, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    #[command(flatten)]
+    sizes: Sizes,
     #[command(flatten)]
     engine: EngineConfig,
 }
@@ -217,7 +219,7 @@ fn print_events(rows: &[Row]) {
                 .map_or("never".to_owned(), |s| format!("{s:.0} s"));
             println!(
                 "{} {:.0} % {} seed {}: {} at {:.0} s: moved {:.1} % of {} keys ({:.1} % not from \
-                 a host that left), hits {:.1} -> {:.1} -> {:.1} %, recovery {recovery}, P99 of \
+                 a host that left; {:.1} % without the event), hits {:.1} -> {:.1} -> {:.1} %, recovery {recovery}, P99 of \
                  the first minute {:.2} s",
                 row.workload,
                 row.load * 100.0,
@@ -228,6 +230,7 @@ fn print_events(rows: &[Row]) {
                 event.moved * 100.0,
                 event.keys,
                 event.moved_needlessly * 100.0,
+                event.churn * 100.0,
                 event.hit_before * 100.0,
                 event.hit_dip * 100.0,
                 event.hit_after * 100.0,
@@ -362,11 +365,22 @@ fn run_cell(
 ) -> anyhow::Result<Figures> {
     let shared = share(args, cells, cell, pool)?;
     let setting = setting(args, cell);
-    let mut workload = shared.source.open(cell)?;
+    let mut workload = shared.source.open(cell, &args.sizes)?;
     let outcome = world::run(&setting, workload.as_mut(), &shared.preparer)?;
+    let mut figures = measure::figures(&setting, &outcome);
+    if !setting.happenings.is_empty() {
+        // What moves without any event is not the events' doing.
+        let calm = Setting {
+            happenings: Vec::new(),
+            ..setting
+        };
+        let mut workload = shared.source.open(cell, &args.sizes)?;
+        let outcome = world::run(&calm, workload.as_mut(), &shared.preparer)?;
+        measure::set_churn(&mut figures, &outcome);
+    }
     drop(shared);
     release(cell, pool);
-    Ok(measure::figures(&setting, &outcome))
+    Ok(figures)
 }
 
 fn share(
@@ -384,7 +398,13 @@ fn share(
         .iter()
         .filter(|other| (other.workload, other.seed, other.arrival) == key)
         .count();
-    let source = Source::new(cell.workload, cell.seed, cell.arrival, &args.traces)?;
+    let source = Source::new(
+        cell.workload,
+        cell.seed,
+        cell.arrival,
+        &args.traces,
+        &args.sizes,
+    )?;
     let preparer = Preparer::new(args.template, args.engine.block_tokens, PREFIX_LENGTH);
     let shared = Arc::new(Shared { source, preparer });
     pool.shared.insert(key, (Arc::clone(&shared), users));

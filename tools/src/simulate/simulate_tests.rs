@@ -24,10 +24,11 @@ fn one(line: &str) -> (Setting, Outcome, Figures) {
         cells[0].seed,
         cells[0].arrival,
         &args.traces,
+        &args.sizes,
     );
     let preparer = Preparer::new(args.template, args.engine.block_tokens, PREFIX_LENGTH);
     let setting = setting(&args, &cells[0]);
-    let mut workload = source.unwrap().open(&cells[0]).unwrap();
+    let mut workload = source.unwrap().open(&cells[0], &args.sizes).unwrap();
     let outcome = world::run(&setting, workload.as_mut(), &preparer).unwrap();
     let figures = measure::figures(&setting, &outcome);
     (setting, outcome, figures)
