@@ -38,7 +38,11 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
     runtime.block_on(async {
         let report = tokio::select! {
             report = demo(&settings, &ready) => report?,
-            name = interrupted() => anyhow::bail!("stopped by {name}; every process has ended"),
+            name = interrupted() => {
+                // The line of progress is not ended.
+                eprintln!();
+                anyhow::bail!("stopped by {name}; every process it started has ended")
+            }
         };
         publish(&report, args.json)
     })
@@ -76,8 +80,8 @@ async fn demo(settings: &Settings, ready: &setup::Ready) -> anyhow::Result<Repor
         commit: setup::commit(),
         runs: Vec::new(),
     };
-    for condition in &report.conditions {
-        eprintln!("{condition}");
+    for line in report.conditions.iter().flat_map(|text| table::wrap(text)) {
+        eprintln!("{line}");
     }
     for policy in Policy::ALL {
         let run = round::play(settings, &fleet, policy).await;

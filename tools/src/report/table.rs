@@ -94,8 +94,9 @@ fn ms(value: Option<f64>) -> String {
     value.map_or("-".into(), |ms| format!("{ms:.0}"))
 }
 
-/// Breaks a sentence into lines.
-fn wrap(text: &str) -> Vec<String> {
+/// Breaks a sentence into lines that fit.
+#[must_use]
+pub fn wrap(text: &str) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let Some(line) = lines.last_mut() else {
