@@ -222,6 +222,9 @@ const RUNG_TOKENS_MIN: u64 = 256;
 /// of ×1.41 reach beyond. Both lie past every body that is read.
 const RUNGS_MAX: u32 = 64;
 
+/// Rungs of both ladders up to 16 KiB: most prompts have no more.
+const RUNGS_USUAL: usize = 20;
+
 /// Message ends kept for the index to look up (ROUTING.md 6: "the last 8 message ends").
 const RECENT_MAX: usize = 8;
 
@@ -432,6 +435,9 @@ impl Chain {
             kinds = kinds.with(Kinds::INDEX);
         }
         self.next_rung = self.key.next().min(self.index.next());
+        if self.rungs.is_empty() {
+            self.rungs.reserve(RUNGS_USUAL);
+        }
         self.rungs.push(Checkpoint {
             position: self.position,
             hash: self.hash(),

@@ -23,7 +23,8 @@ pub struct Reading<S> {
     /// The body's first bytes, until there are enough to tell how it is encoded.
     first: Option<Vec<u8>>,
     encoded: Option<Encoded<S>>,
-    plain: Plain<S>,
+    /// In a box: it is large, and readers are handed around while their bodies come.
+    plain: Box<Plain<S>>,
 }
 
 /// What an encoded body needs.
@@ -48,7 +49,7 @@ impl<S: Sink> Reading<S> {
             content_encoding: coding.copied().take(CONTENT_ENCODING_BYTES_MAX).collect(),
             first: Some(Vec::new()),
             encoded: None,
-            plain: Plain::with(head, plan),
+            plain: Box::new(Plain::with(head, plan)),
         }
     }
 

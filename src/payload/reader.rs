@@ -83,13 +83,17 @@ impl<S: Sink> Plain<S> {
     }
 
     /// The prompt of a body that could not be decoded: its bytes.
-    pub(super) fn undecoded(mut self, bytes: S, witness: &mut impl Witness<S>) -> Prompt {
+    pub(super) fn undecoded(
+        mut self: Box<Self>,
+        bytes: S,
+        witness: &mut impl Witness<S>,
+    ) -> Prompt {
         self.raw = Some(bytes);
         self.raw_prompt(RawReason::Encoded, witness)
     }
 
     /// The prompt.
-    pub(super) fn finish(mut self, end: End, witness: &mut impl Witness<S>) -> Prompt {
+    pub(super) fn finish(mut self: Box<Self>, end: End, witness: &mut impl Witness<S>) -> Prompt {
         let progress = match end {
             End::Whole => self.tokenizer.finish(&mut self.walker),
             End::Cut => self.tokenizer.progress(),
@@ -111,13 +115,14 @@ impl<S: Sink> Plain<S> {
         self.prompt(coverage, witness)
     }
 
-    fn raw_prompt(self, reason: RawReason, witness: &mut impl Witness<S>) -> Prompt {
+    fn raw_prompt(&mut self, reason: RawReason, witness: &mut impl Witness<S>) -> Prompt {
         let seed = self.seeds(&[self.tenant], witness);
         if let Some(raw) = &self.raw {
             witness.section(Place::Raw, raw);
         }
         let raw = self
             .raw
+            .take()
             .map_or_else(|| Chain::start(None), Sink::into_chain);
         let mut checkpoints = raw.checkpoints();
         key_ends(&mut checkpoints, 0);
@@ -138,7 +143,7 @@ impl<S: Sink> Plain<S> {
         }
     }
 
-    fn prompt(mut self, coverage: Coverage, witness: &mut impl Witness<S>) -> Prompt {
+    fn prompt(&mut self, coverage: Coverage, witness: &mut impl Witness<S>) -> Prompt {
         let sections = std::mem::take(&mut self.walker.sections);
         let (system, conversation) = choose(sections);
         let model = self.path_model.take().or(self.walker.model.take());
