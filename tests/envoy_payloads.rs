@@ -99,6 +99,28 @@ fn encoded() -> Vec<Sent> {
         .collect()
 }
 
+/// The golden cases, their marks as they are: what they stand for is read elsewhere.
+fn cases() -> Vec<Sent> {
+    let folders = files(&tests().join("payloads"));
+    let all = folders
+        .iter()
+        .filter(|path| path.is_dir())
+        .flat_map(|path| files(path));
+    all.map(|file| {
+        let text = fs::read_to_string(&file).unwrap();
+        let (input, _) = text.split_once("\n===\n").unwrap();
+        let (head, body) = input.split_once("\n\n").unwrap();
+        let path = head.lines().find_map(|line| line.strip_prefix("POST "));
+        Sent {
+            name: file.display().to_string(),
+            path: path.unwrap().to_owned(),
+            content_encoding: "",
+            body: body.as_bytes().to_vec(),
+        }
+    })
+    .collect()
+}
+
 /// What the fuzzer starts from: a path, a line end, a body.
 fn odd() -> Vec<Sent> {
     let inputs = files(&tests().join("../fuzz/corpus/reader")).into_iter();
@@ -149,10 +171,11 @@ async fn every_body_arrives_byte_for_byte() {
     let gateway = Gateway::of(&engines).start().await.unwrap();
     let all: Vec<Sent> = iter::empty()
         .chain(recorded())
+        .chain(cases())
         .chain(encoded())
         .chain(odd())
         .collect();
-    assert!(all.len() >= 78 + 12 * 7 + 80, "{}", all.len());
+    assert!(all.len() >= 78 + 250 + 12 * 7 + 80, "{}", all.len());
     for protocol in BOTH {
         let client = gateway.client(protocol);
         for sent in &all {

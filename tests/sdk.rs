@@ -1,13 +1,12 @@
 //! Proves that what real clients send is read as what their calls mean: every request that
 //! tests/sdk/record.py recorded against the prompt written by hand beside it.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use prefix_router::payload::{End, Head, ReadOptions, Reader, Reading};
-use prefix_router::prefix::{Chain, Coverage, Kinds, Part, Prompt, Sink};
+use prefix_router::payload::{End, Head, Plan, ReadOptions, Reader, parts};
+use prefix_router::prefix::{Coverage, Kinds, Part, Prompt};
 
 /// One stretch of a prompt, as the expectations write it.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,39 +15,6 @@ struct Stretch {
     part: String,
     /// JSON: the text, the token ids, or nothing for what is known by its hash only.
     value: String,
-}
-
-/// Shows the parts of a prompt, beside the chain that they make.
-struct Parts {
-    chain: Chain,
-    done: Vec<Stretch>,
-    /// Parts of the open message: its role comes at its end.
-    message: Vec<(Part, Vec<u8>)>,
-}
-
-thread_local! {
-    /// Sections that have ended, in the prompt's order.
-    static SECTIONS: RefCell<Vec<Stretch>> = const { RefCell::new(Vec::new()) };
-}
-
-impl Parts {
-    fn end_message(&mut self, role: &str) {
-        for (part, bytes) in self.message.drain(..) {
-            let (part, value) = match part {
-                Part::Text => ("text", json_text(&bytes)),
-                Part::Reasoning => ("reasoning", json_text(&bytes)),
-                Part::Value => ("value", String::new()),
-                Part::Media => ("media", String::new()),
-                Part::Tokens => ("tokens", token_ids(&bytes)),
-                Part::Raw => ("raw", String::new()),
-            };
-            self.done.push(Stretch {
-                role: role.to_owned(),
-                part: part.to_owned(),
-                value,
-            });
-        }
-    }
 }
 
 fn json_text(bytes: &[u8]) -> String {
@@ -63,50 +29,21 @@ fn token_ids(bytes: &[u8]) -> String {
     serde_json::to_string(&ids).unwrap()
 }
 
-impl Sink for Parts {
-    fn start(fixed: Option<u32>) -> Self {
-        Self {
-            chain: Chain::start(fixed),
-            done: Vec::new(),
-            message: Vec::new(),
-        }
-    }
-
-    fn open(&mut self, part: Part) {
-        self.chain.open(part);
-        self.message.push((part, Vec::new()));
-    }
-
-    fn text(&mut self, bytes: &[u8]) {
-        self.chain.text(bytes);
-        if !bytes.is_empty() {
-            self.message.last_mut().unwrap().1.extend_from_slice(bytes);
-        }
-    }
-
-    fn close(&mut self) {
-        self.chain.close();
-    }
-
-    fn atom(&mut self, part: Part, hash: u64, bytes: u64) {
-        self.chain.atom(part, hash, bytes);
-        self.message.push((part, Vec::new()));
-    }
-
-    fn message_end(&mut self, role: &[u8], label: u64) {
-        self.chain.message_end(role, label);
-        let role = std::str::from_utf8(role).unwrap();
-        self.end_message(if role.is_empty() { "-" } else { role });
-    }
-
-    fn chain(&self) -> &Chain {
-        &self.chain
-    }
-
-    fn into_chain(mut self) -> Chain {
-        self.end_message("-");
-        SECTIONS.with_borrow_mut(|sections| sections.append(&mut self.done));
-        self.chain
+/// A part of a message as the expectations write it.
+fn written(role: &[u8], part: &parts::Stretch) -> Stretch {
+    let (name, value) = match part.part {
+        Part::Text => ("text", json_text(&part.bytes)),
+        Part::Reasoning => ("reasoning", json_text(&part.bytes)),
+        Part::Value => ("value", String::new()),
+        Part::Media => ("media", String::new()),
+        Part::Tokens => ("tokens", token_ids(&part.bytes)),
+        Part::Raw => ("raw", String::new()),
+    };
+    let role = if role.is_empty() { b"-" } else { role };
+    Stretch {
+        role: String::from_utf8(role.to_vec()).unwrap(),
+        part: name.to_owned(),
+        value,
     }
 }
 
@@ -159,12 +96,17 @@ impl Request {
     }
 
     fn parts(&self) -> Vec<Stretch> {
-        SECTIONS.take();
-        let mut reading = Reading::<Parts>::new(&self.head(), &ReadOptions::default());
-        reading.feed(&self.body);
-        let prompt = reading.finish(End::Whole);
-        assert_eq!(prompt, self.read(usize::MAX), "{}", self.name);
-        SECTIONS.take()
+        let plan = Plan::new(&ReadOptions::default());
+        let explained = parts::explain(&self.head(), &plan, &[&self.body], End::Whole);
+        assert_eq!(explained.prompt, self.read(usize::MAX), "{}", self.name);
+        let sections = explained.sections.iter();
+        sections
+            .flat_map(|(_, section)| &section.messages)
+            .flat_map(|message| {
+                let role = message.role.as_deref().unwrap_or(b"(cut)");
+                message.parts.iter().map(move |part| written(role, part))
+            })
+            .collect()
     }
 
     /// This request with another text in the place of one.
