@@ -83,17 +83,13 @@ impl<S: Sink> Plain<S> {
     }
 
     /// The prompt of a body that could not be decoded: its bytes.
-    pub(super) fn undecoded(
-        mut self: Box<Self>,
-        bytes: S,
-        witness: &mut impl Witness<S>,
-    ) -> Prompt {
+    pub(super) fn undecoded(&mut self, bytes: S, witness: &mut impl Witness<S>) -> Prompt {
         self.raw = Some(bytes);
         self.raw_prompt(RawReason::Encoded, witness)
     }
 
     /// The prompt.
-    pub(super) fn finish(mut self: Box<Self>, end: End, witness: &mut impl Witness<S>) -> Prompt {
+    pub(super) fn finish(&mut self, end: End, witness: &mut impl Witness<S>) -> Prompt {
         let progress = match end {
             End::Whole => self.tokenizer.finish(&mut self.walker),
             End::Cut => self.tokenizer.progress(),
