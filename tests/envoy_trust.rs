@@ -80,27 +80,43 @@ async fn debug_headers_are_off_unless_configured() {
 async fn debug_headers_say_where_a_request_went_and_why() {
     let engines = MockEngine::start_many(3).await.unwrap();
     let config = json!({"debug_headers": "always"});
-    let gateway = Gateway::of(&engines).config(config).start().await.unwrap();
+    let trusting = trusting("127.0.0.0", 8, Gateway::of(&engines).config(config.clone()));
+    let trusting = trusting.start().await.unwrap();
+    let wary = Gateway::of(&engines).config(config).start().await.unwrap();
     for protocol in BOTH {
-        let client = gateway.client(protocol);
-        let answer = client.ok(Request::chat(prompt(1))).await.unwrap();
+        let (inside, outside) = (trusting.client(protocol), wary.client(protocol));
+        let answer = inside.ok(Request::chat(prompt(1))).await.unwrap();
         assert_eq!(answer.header("x-prefix-router-host"), answer.engine());
         let decision = answer.header("x-prefix-router-decision").unwrap();
         assert!(["home", "match"].contains(&decision.as_str()), "{decision}");
-        let key = answer.header("x-prefix-router-key").unwrap();
-        assert!(!key.is_empty());
         assert!(answer.header("x-prefix-router-checkpoint").is_some());
-        let other = client.ok(Request::chat(prompt(2))).await.unwrap();
+        let key = answer.header("x-prefix-router-key").unwrap();
+        let other = inside.ok(Request::chat(prompt(2))).await.unwrap();
         assert_ne!(other.header("x-prefix-router-key").unwrap(), key);
-        // A request that failed explains itself too.
-        let failed = Request::chat(prompt(1)).script(tools::testkit::Behaviour::Answer {
-            status: 500,
-            after_ms: 0,
-        });
-        let failed = client.send(failed).await.unwrap();
-        assert_eq!(failed.status, 500);
-        assert_eq!(failed.header("x-prefix-router-host"), failed.engine());
+        // Strangers could tell by the key which prompts are alike.
+        let answer = outside.ok(Request::chat(prompt(1))).await.unwrap();
+        assert_eq!(answer.header("x-prefix-router-host"), answer.engine());
+        assert_eq!(answer.header("x-prefix-router-key"), None);
     }
+    // A request that failed explains itself too, and so does one without a prompt.
+    let client = wary.client(Protocol::Http1);
+    let error = tools::testkit::Behaviour::Answer {
+        status: 500,
+        after_ms: 0,
+    };
+    let failed = client
+        .send(Request::chat(prompt(1)).script(error))
+        .await
+        .unwrap();
+    assert_eq!(failed.status, 500);
+    assert_eq!(failed.header("x-prefix-router-host"), failed.engine());
+    let plain = client.ok(Request::get("/v1/models")).await.unwrap();
+    assert!(
+        plain
+            .header("x-prefix-router-decision")
+            .unwrap()
+            .contains("not_a_prompt")
+    );
 }
 
 #[tokio::test]

@@ -123,7 +123,7 @@ pub fn configuration(size: usize) -> Vec<u8> {
 }
 
 /// Whether Envoy says that the request comes from an internal address, in a header that outsiders
-/// cannot set: callbacks of the request and of the response.
+/// cannot set: callback of the request's headers. The SDK panics elsewhere.
 pub fn is_internal() -> bool {
     request_header("x-envoy-internal").as_deref() == Some(b"true")
 }

@@ -34,6 +34,8 @@ pub struct Http {
     api: &'static str,
     answer: Answer,
     debug_headers: bool,
+    /// Whether it came from an internal address; known only if debug headers may be asked for.
+    internal: bool,
     hooks: Hooks,
 }
 
@@ -50,6 +52,7 @@ impl Http {
             api: "",
             answer: Answer::default(),
             debug_headers: false,
+            internal: false,
             hooks: Hooks::default(),
         }
     }
@@ -180,7 +183,7 @@ impl Http {
         }) = &self.placed
         {
             // It would tell strangers which prompts are alike.
-            if host::is_internal() {
+            if self.internal {
                 host::set_response_header(names::DEBUG_KEY, &format!("{:016x}", key.0));
             }
             host::set_response_header(names::DEBUG_CHECKPOINT, &position.to_string());
@@ -227,6 +230,8 @@ impl HttpContext for Http {
             DebugHeaders::Always => true,
             DebugHeaders::OnRequest => self.worker.debug_asked(),
         };
+        // Only here: the request's headers are out of reach when the answer comes.
+        self.internal = self.debug_headers && host::is_internal();
         self.admit(end_of_stream)
     }
 
