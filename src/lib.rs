@@ -19,6 +19,7 @@ pub mod cost;
 #[cfg(feature = "filter")]
 pub mod filter;
 pub mod fleet;
+pub mod hold;
 pub mod hosts;
 pub mod index;
 pub mod json;

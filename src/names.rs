@@ -59,6 +59,8 @@ pub const PAYLOAD: &str = "prefix_router_payload_total";
 pub const UNREAD: &str = "prefix_router_unread_total";
 /// Times that Envoy was found to hold bodies back.
 pub const FLAG_UNSET: &str = "prefix_router_bodies_held_back_total";
+/// Bodies that Envoy refused while they were held.
+pub const BODY_REFUSED: &str = "prefix_router_bodies_refused_total";
 /// Sampled answers by what they said of their prompt.
 pub const USAGE: &str = "prefix_router_usage_total";
 /// Prompt tokens, as engines counted them.
@@ -134,6 +136,9 @@ metrics! {
          VM.";
     FLAG_UNSET Counter [POOL]
         "Times that Envoy was found to hold bodies back: set `allow_on_headers_stop_iteration`.";
+    BODY_REFUSED Counter [POOL]
+        "Bodies that Envoy answered 413 because it may buffer less than the filter held: raise \
+         `request_body_buffer_limit`.";
     USAGE Counter [POOL, STATE]
         "Sampled answers by what they said of their prompt: `ok` (its tokens and the cached ones), \
          `no_details` (its tokens only), `absent` (nothing, or encoded).";

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use prefix_router::names::BODY_REFUSED;
 use serde_json::json;
 use tools::testkit::{Gateway, GatewayPlan, MockEngine, Protocol, Request, chat, sha256, words};
 
@@ -48,4 +49,66 @@ async fn the_shipped_route_lets_large_prompts_through_small_buffers() {
     }
     assert_eq!(gateway.routed().await.unwrap(), 10.0);
     gateway.quiet().await.unwrap();
+}
+
+/// The route without what the shipped one has: Envoy's own limits are in force.
+fn without_route_limit(gateway: GatewayPlan) -> GatewayPlan {
+    gateway.edit(|plan| {
+        plan.edit_http(|http| {
+            let all = &mut http["route_config"]["virtual_hosts"][0];
+            let removed = all
+                .as_object_mut()
+                .unwrap()
+                .remove("request_body_buffer_limit");
+            assert!(removed.is_some(), "the template has changed");
+            Ok(())
+        })
+    })
+}
+
+#[tokio::test]
+async fn without_the_route_limit_one_refusal_teaches_every_worker() {
+    for protocol in BOTH {
+        let engines = MockEngine::start_many(3).await.unwrap();
+        let plan = without_route_limit(small_buffers(Gateway::of(&engines)));
+        let gateway = plan.start().await.unwrap();
+        let client = gateway.client(protocol);
+        client.open(8).await.unwrap();
+        let mut refused = 0;
+        for (round, bytes) in (0..4).flat_map(|round| SIZES.map(|bytes| (round, bytes))) {
+            let body = body_of(bytes);
+            let whole = Request::chat(body.clone());
+            let pieces = whole
+                .clone()
+                .cut_every(10_000, std::time::Duration::ZERO, &[]);
+            for request in [whole, pieces] {
+                let answer = client.send(request).await.unwrap();
+                if answer.status == 413 {
+                    refused += 1;
+                    continue;
+                }
+                assert_eq!(answer.status, 200, "{protocol:?} {bytes} in round {round}");
+                assert_eq!(
+                    answer.seen_sha256().unwrap(),
+                    sha256(&body),
+                    "{protocol:?} {bytes}"
+                );
+            }
+        }
+        assert_eq!(refused, 1, "{protocol:?}");
+        let counted = gateway.metric(BODY_REFUSED, &[]).await.unwrap();
+        assert_eq!(counted, 1.0, "{protocol:?}");
+        let told = gateway.envoy().log_lines("request_body_buffer_limit");
+        assert_eq!(told.len(), 1, "{protocol:?}: {told:?}");
+        // Small bodies are read whole as before, and large ones still have a home.
+        let homes: Vec<_> = [0, 1]
+            .map(|_| Request::chat(chat(&words(7, 2000), "hello")))
+            .into();
+        let mut hosts = Vec::new();
+        for request in homes {
+            hosts.push(client.host(request).await.unwrap());
+        }
+        assert_eq!(hosts[0], hosts[1]);
+        gateway.quiet().await.unwrap();
+    }
 }

@@ -22,6 +22,11 @@ use crate::request::{Facts, Next, Request};
 use crate::route::{Abstain, Decision};
 use crate::watchdog::Verdict;
 
+/// Why Envoy answered as it did.
+const CODE_DETAILS: [&str; 2] = ["response", "code_details"];
+/// Envoy's reason when a body is larger than what it may buffer.
+const TOO_LARGE: &[u8] = b"request_payload_too_large";
+
 /// One request.
 pub struct Http {
     id: u32,
@@ -29,6 +34,8 @@ pub struct Http {
     request: Request,
     /// Bytes of the body that the proxy holds.
     buffered: u64,
+    /// How many of them are waited for.
+    bytes_max: u64,
     placed: Option<Placed>,
     /// The API of the request's body.
     api: &'static str,
@@ -48,6 +55,7 @@ impl Http {
             worker,
             request,
             buffered: 0,
+            bytes_max: 0,
             placed: None,
             api: "",
             answer: Answer::default(),
@@ -82,6 +90,7 @@ impl Http {
             content_encoding: &content_encoding,
             tenant: tenant.as_deref(),
         };
+        self.bytes_max = self.worker.bytes_max(&header("content-length"));
         self.request.hold(Reader::with(&head, &self.worker.plan));
         self.worker.watchdog.borrow_mut().hold(self.id, now_ms);
         Action::Pause
@@ -104,7 +113,7 @@ impl Http {
         let verdict = watchdog.body(self.id, now_ms, bounds);
         drop(watchdog);
         match verdict {
-            Verdict::Held => return Some(u64::from(self.worker.config.request.body_bytes_max)),
+            Verdict::Held => return Some(self.bytes_max),
             Verdict::Late => return Some(buffered),
             Verdict::LetGo => {}
             Verdict::FlagUnset => {
@@ -294,6 +303,9 @@ impl HttpContext for Http {
 
     fn on_log(&mut self) {
         self.hooks.at("log");
+        if self.request.is_held() && host::property(&CODE_DETAILS).as_deref() == Some(TOO_LARGE) {
+            self.worker.body_refused(self.buffered);
+        }
         self.finish();
     }
 }

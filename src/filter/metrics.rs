@@ -20,6 +20,7 @@ pub struct Metrics {
     abstentions: [Option<Metric>; Abstain::ALL.len()],
     decision_us: Option<Metric>,
     flag_unset: Option<Metric>,
+    body_refused: Option<Metric>,
     source_errors: Option<Metric>,
     repairs: Option<Metric>,
     usage: [Option<Metric>; State::ALL.len()],
@@ -48,6 +49,7 @@ impl Metrics {
                 &[(names::POOL, pool)],
             )),
             flag_unset: plain(names::FLAG_UNSET),
+            body_refused: plain(names::BODY_REFUSED),
             source_errors: plain(names::HOST_SOURCE_ERRORS),
             repairs: plain(names::COUNTER_REPAIRS),
             usage: State::ALL.map(|state| counter(names::USAGE, names::STATE, state.label())),
@@ -135,6 +137,11 @@ impl Metrics {
     /// The proxy was found to hold back bodies.
     pub fn flag_unset(&self) {
         host::increment(self.flag_unset, 1);
+    }
+
+    /// The proxy refused a body that was held.
+    pub fn body_refused(&self) {
+        host::increment(self.body_refused, 1);
     }
 
     /// The host source failed.

@@ -6,11 +6,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
+use log::error;
 
 use super::host::{self, Shared};
 use super::metrics::Metrics;
 use crate::config::{Config, Pool};
 use crate::fleet;
+use crate::hold;
 use crate::learned::Report;
 use crate::load::{self, Changes, Ledger, NO_CHANGES, Seat};
 use crate::names;
@@ -172,6 +174,26 @@ impl Worker {
     /// which Envoy says of requests in a header that outsiders cannot set.
     pub fn debug_asked(&self) -> bool {
         host::request_header(names::DEBUG_REQUEST).is_some() && host::is_internal()
+    }
+
+    /// How much of a body with this `content-length` is waited for.
+    pub fn bytes_max(&self, content_length: &[u8]) -> u64 {
+        let declared = std::str::from_utf8(content_length).ok();
+        let declared = declared.and_then(|length| length.parse().ok());
+        let configured = u64::from(self.config.request.body_bytes_max);
+        hold::bytes_max(hold::learned(&Shared), declared, configured)
+    }
+
+    /// Envoy refused a body that was held, when it had this much of it.
+    pub fn body_refused(&self, buffered: u64) {
+        self.metrics.body_refused();
+        if hold::learn(&Shared, buffered) {
+            error!(
+                "Envoy refuses bodies that are held to be read (413, at {buffered} bytes): set \
+                 request_body_buffer_limit of the virtual host above body_bytes_max; until then \
+                 large bodies are placed by their first bytes"
+            );
+        }
     }
 
     /// The pool's name.

@@ -1,0 +1,103 @@
+//! How much of a body may be held back while it is read.
+//!
+//! Guarantee: once the proxy has refused a body that we held, no worker holds one again that could
+//! be refused. Not here: reading bodies (payload/), letting them go (request.rs).
+//!
+//! Envoy answers 413 when it has to buffer more than the connection, the HTTP/2 window or the
+//! route allows (ENVOY.md 5), and tells nobody beforehand. The shipped route raises its limit; other
+//! setups have 32 KiB. A body that is let go with its first bytes is never buffered, and one whose
+//! declared length is well below a refused one never exceeds what may be buffered.
+
+use crate::store::{CREATE, Store, StoreError};
+
+/// The shared-data key of what was learned; its number is the layout's version.
+const HOLD_KEY: &str = "prefix_router.1.hold";
+/// A refused body may have grown past the limit by one read of the socket, which is at most the
+/// limit and 16 KiB: with limits from 8 KiB on, a quarter of it is below the limit.
+const SAFE_PART: u64 = 4;
+/// Attempts against other workers that learn the same.
+const ATTEMPTS_MAX: u32 = 4;
+
+/// The length up to which bodies may be held; `None` while the proxy has refused none.
+#[must_use]
+pub fn learned(store: &impl Store) -> Option<u64> {
+    decode(store.read(HOLD_KEY).ok()?.value.as_deref())
+}
+
+/// The proxy refused a body of which it had `buffered` bytes. Says whether that is news.
+pub fn learn(store: &impl Store, buffered: u64) -> bool {
+    let safe = buffered / SAFE_PART;
+    for _ in 0..ATTEMPTS_MAX {
+        let Ok(seen) = store.read(HOLD_KEY) else {
+            return false;
+        };
+        if decode(seen.value.as_deref()).is_some_and(|known| known <= safe) {
+            return false;
+        }
+        let cas = if seen.value.is_some() {
+            seen.cas
+        } else {
+            CREATE
+        };
+        match store.write(HOLD_KEY, &safe.to_le_bytes(), Some(cas)) {
+            Ok(()) => return true,
+            Err(StoreError::Stale) => {}
+            Err(StoreError::Refused) => return false,
+        }
+    }
+    false
+}
+
+/// How many bytes of a body are waited for: what the configuration says, or less after a refusal.
+#[must_use]
+pub fn bytes_max(learned: Option<u64>, declared: Option<u64>, configured: u64) -> u64 {
+    match (learned, declared) {
+        (None, _) => configured,
+        // Held to its end, which comes before the limit.
+        (Some(safe), Some(length)) if length <= safe => configured,
+        // One byte: let go with whatever comes first.
+        (Some(_), _) => 1,
+    }
+}
+
+fn decode(value: Option<&[u8]>) -> Option<u64> {
+    Some(u64::from_le_bytes(value?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::MemoryStore;
+
+    #[test]
+    fn a_refusal_is_learned_once_and_only_downwards() {
+        let store = MemoryStore::new();
+        assert_eq!(learned(&store), None);
+        assert!(learn(&store, 40_000));
+        assert_eq!(learned(&store), Some(10_000));
+        assert!(!learn(&store, 40_000));
+        assert!(!learn(&store, 90_000));
+        assert!(learn(&store, 4_000));
+        assert_eq!(learned(&store), Some(1_000));
+    }
+
+    #[test]
+    fn a_refused_length_bounds_what_is_held() {
+        //         learned       | declared     | configured → waited for
+        let rows = [
+            (None, None, 8_000, 8_000),
+            (None, Some(9_000), 8_000, 8_000),
+            (Some(1_000), Some(1_000), 8_000, 8_000),
+            (Some(1_000), Some(1_001), 8_000, 1),
+            (Some(1_000), None, 8_000, 1),
+            (Some(0), Some(1), 8_000, 1),
+        ];
+        for (learned, declared, configured, expected) in rows {
+            assert_eq!(
+                bytes_max(learned, declared, configured),
+                expected,
+                "{learned:?}"
+            );
+        }
+    }
+}
