@@ -31,11 +31,13 @@ pub(super) fn find(path: &[u8]) -> Found {
         .split(|byte| matches!(byte, b'?' | b'#'))
         .next()
         .unwrap_or_default();
-    let segments: Vec<&[u8]> = path
+    let mut segments = [&[][..]; SEGMENTS_MAX];
+    let from_end = path
         .rsplit(|&byte| byte == b'/')
-        .filter(|segment| !segment.is_empty())
-        .take(SEGMENTS_MAX)
-        .collect();
+        .filter(|segment| !segment.is_empty());
+    for (place, segment) in segments.iter_mut().zip(from_end) {
+        *place = segment;
+    }
     let last = segments.first().copied().unwrap_or_default();
     let method = last.contains(&b':');
     let mut found = Found::default();

@@ -151,7 +151,10 @@ impl<S: Sink> Plain<S> {
         let (prompts, rest_bytes) = conversation.as_ref().map_or((1, 0), |section| {
             (section.prompts.max(1), section.rest_bytes)
         });
-        let place = tools::place(self.plan.options.tools, model.as_deref());
+        let place = match self.walker.tools {
+            Some(_) => tools::place(self.plan.options.tools, model.as_deref()),
+            None => Tools::BeforeSystem,
+        };
         for (place, section) in [
             (Place::System, &system),
             (Place::Conversation, &conversation),
@@ -181,7 +184,8 @@ impl<S: Sink> Plain<S> {
             seed: self.seeds(&self.all_seeds(model.as_deref(), &rendered), witness),
             model: model.map(|mut model| {
                 model.truncate(MODEL_BYTES_MAX);
-                String::from_utf8_lossy(&model).into_owned()
+                String::from_utf8(model)
+                    .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
             }),
             checkpoints: rendered.checkpoints(),
             bytes: [tools_bytes, rest_bytes, self.walker.other_bytes]
@@ -364,7 +368,8 @@ impl Rendered {
         // Tools behind a system message that lies in the conversation, or that is not there.
         let behind_from = conversation.system_end();
         let all_behind = behind_from.is_none();
-        for mut checkpoint in conversation.checkpoints() {
+        let mut checkpoints = conversation.checkpoints();
+        for checkpoint in &mut checkpoints {
             if let Some(before) = before {
                 checkpoint.hash = mix(before, checkpoint.hash);
             }
@@ -375,43 +380,36 @@ impl Rendered {
                 checkpoint.position += bytes;
             }
             checkpoint.position += base;
-            all.push(checkpoint);
         }
-        one_prompt(&mut all, before.is_some());
+        if all.is_empty() {
+            all = checkpoints;
+        } else {
+            all.append(&mut checkpoints);
+            one_prompt(&mut all);
+        }
         key_ends(&mut all, self.messages());
         all
     }
 }
 
-/// Joins the system section's checkpoints and the conversation's: one first message, one end.
-fn one_prompt(all: &mut Vec<Checkpoint>, has_system: bool) {
-    let Some(last) = all.len().checked_sub(1) else {
-        return;
-    };
-    let mut system = has_system;
-    for (at, checkpoint) in all.iter_mut().enumerate() {
+/// Joins the checkpoints of a system section and of the conversation behind it: one first message,
+/// one end.
+fn one_prompt(all: &mut Vec<Checkpoint>) {
+    let mut in_system = true;
+    for checkpoint in all.iter_mut() {
         let kinds = checkpoint.kinds;
-        if system {
-            // The system prompt is the first message, whatever the conversation's is, then, the
-            // second.
-            if kinds.has(Kinds::END) {
-                system = false;
-            }
+        if in_system {
+            in_system = !kinds.has(Kinds::END);
             checkpoint.kinds = kinds.without(Kinds::END);
             continue;
         }
-        if has_system {
-            checkpoint.kinds = match kinds.has(Kinds::FIRST_MESSAGE) {
-                true => kinds
-                    .without(Kinds::FIRST_MESSAGE)
-                    .with(Kinds::SECOND_MESSAGE),
-                false => kinds.without(Kinds::SECOND_MESSAGE),
-            };
-        }
-        debug_assert!(
-            at == last || !kinds.has(Kinds::END),
-            "only the last one ends the prompt"
-        );
+        // The system prompt is the first message, so the conversation's first one is the second.
+        checkpoint.kinds = match kinds.has(Kinds::FIRST_MESSAGE) {
+            true => kinds
+                .without(Kinds::FIRST_MESSAGE)
+                .with(Kinds::SECOND_MESSAGE),
+            false => kinds.without(Kinds::SECOND_MESSAGE),
+        };
     }
     merge(all);
 }

@@ -38,13 +38,13 @@ pub(super) fn place(setting: Tools, model: Option<&[u8]>) -> Tools {
     if setting != Tools::ByModel {
         return setting;
     }
-    let model = model.unwrap_or_default().to_ascii_lowercase();
+    let model = model.unwrap_or_default();
     BY_MODEL
         .iter()
         .find(|(part, _)| {
             model
                 .windows(part.len())
-                .any(|window| window == part.as_bytes())
+                .any(|window| window.eq_ignore_ascii_case(part.as_bytes()))
         })
         .map_or(Tools::BeforeSystem, |(_, place)| *place)
 }
