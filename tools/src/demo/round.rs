@@ -178,7 +178,6 @@ async fn measure(
     }
     let took = began.elapsed().as_secs_f64() * settings.speed;
     let after = fleet.engines.counters().await?;
-    let lost = fleet.engines.values("sim:lost_seconds").await?;
     let counted: Vec<Counters> = after
         .iter()
         .zip(&before)
@@ -209,7 +208,7 @@ async fn measure(
         decisions: since(decisions(envoy).await?, &decisions_before),
         hits: hits(&samples, settings.window.as_secs_f64()),
         lag_p99_ms: tally.lag.percentiles().map_or(0.0, |lag| lag.p99),
-        lost: lost.iter().sum::<f64>() / (took * lost.len().max(1) as f64),
+        lost: lost_share(fleet, took).await?,
     };
     let p50 = run.ttft(0.5).unwrap_or(0.0);
     let hit = run.hit_rate * 100.0;
@@ -219,6 +218,12 @@ async fn measure(
     );
     stage.end(&result);
     Ok(run)
+}
+
+/// The part of the engines' time that they let go because the machine was too slow.
+async fn lost_share(fleet: &Fleet, took: f64) -> anyhow::Result<f64> {
+    let lost = fleet.engines.values("sim:lost_seconds").await?;
+    Ok(lost.iter().sum::<f64>() / (took * lost.len().max(1) as f64))
 }
 
 /// Reads the engines' counters at [`POINTS`] even steps of the window, and on at the same pace;
