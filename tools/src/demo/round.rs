@@ -159,8 +159,7 @@ async fn measure(
     fleet.engines.post("/sim/reset-counters", "{}").await?;
     let before = fleet.engines.counters().await?;
     let decisions_before = decisions(envoy).await?;
-    let title = format!("{:<14} measuring", policy.name());
-    let mut stage = Stage::new(title, String::new());
+    let mut stage = Stage::new(format!("{:<14} measuring", policy.name()), String::new());
     let phase = Phase {
         speed: settings.speed,
         output_tokens: None,
@@ -210,13 +209,12 @@ async fn measure(
         lag_p99_ms: tally.lag.percentiles().map_or(0.0, |lag| lag.p99),
         lost: lost_share(fleet, took).await?,
     };
-    let p50 = run.ttft(0.5).unwrap_or(0.0);
-    let hit = run.hit_rate * 100.0;
-    let result = format!(
-        "{} requests, hits {hit:.1} %, P50 TTFT {p50:.0} ms",
-        run.requests
-    );
-    stage.end(&result);
+    stage.end(&format!(
+        "{} requests, hits {:.1} %, P50 TTFT {:.0} ms",
+        run.requests,
+        run.hit_rate * 100.0,
+        run.ttft(0.5).unwrap_or(0.0)
+    ));
     Ok(run)
 }
 
