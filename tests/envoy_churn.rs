@@ -20,9 +20,9 @@ const UNDER_LOAD: Duration = Duration::from_secs(6);
 /// An answer takes 5 ms; anything near this was held up by something.
 const HUNG: Duration = Duration::from_secs(5);
 
-/// Keys that depend on the prompt alone.
+/// Keys that depend on the prompt alone, and full shares at once.
 fn fixed() -> Value {
-    json!({"routing": "fixed", "prefix_length": 1024, "limit": 1000})
+    json!({"routing": "fixed", "prefix_length": 1024, "limit": 1000, "slow_start_ms": 0})
 }
 
 #[track_caller]

@@ -8,9 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use prefix_router::names::{ABSTAIN, DECISION_US, HOST_SOURCE_ERRORS};
-use serde_json::{Value, json};
+use serde_json::json;
 use tools::testkit::{
-    Gateway, GatewayPlan, MockEngine, Protocol, Request, chat, eventually, prompt_of, words,
+    Gateway, MockEngine, Protocol, Request, admin_page, chat, eventually, prompt_of, words,
 };
 
 const SOON: Duration = Duration::from_secs(20);
@@ -76,52 +76,12 @@ async fn an_empty_cluster_is_a_503_at_once_until_a_host_comes() {
     gateway.quiet().await.unwrap();
 }
 
-/// What Envoy's admin says of these engines.
-fn admin_page(engines: &[MockEngine]) -> String {
-    let status = |engine: &MockEngine| {
-        let address = engine.address();
-        json!({
-            "address": {"socket_address": {
-                "address": address.ip().to_string(), "port_value": address.port(),
-            }},
-            "stats": [{"type": "GAUGE", "name": "rq_active"}],
-            "health_status": {"eds_health_status": "HEALTHY"},
-            "weight": 1,
-        })
-    };
-    let hosts: Vec<Value> = engines.iter().map(status).collect();
-    json!({"cluster_statuses": [{"name": "engines", "host_statuses": hosts}]}).to_string()
-}
-
-/// Asks `source` for the hosts in place of Envoy's admin.
-fn asking(gateway: GatewayPlan, source: SocketAddr) -> GatewayPlan {
-    let hosts = json!({"admin_cluster": "source", "poll_ms": 100});
-    gateway.pool(json!({"hosts": hosts})).edit(move |plan| {
-        plan.edit(move |envoy| {
-            let port = json!({"address": source.ip().to_string(), "port_value": source.port()});
-            let endpoint = json!({"endpoint": {"address": {"socket_address": port}}});
-            let cluster = json!({
-                "name": "source", "type": "STATIC", "connect_timeout": "0.5s",
-                "load_assignment": {
-                    "cluster_name": "source", "endpoints": [{"lb_endpoints": [endpoint]}],
-                },
-            });
-            let clusters = envoy["static_resources"]["clusters"].as_array_mut();
-            clusters.unwrap().push(cluster);
-            Ok(())
-        })
-    })
-}
-
 #[tokio::test]
 async fn a_lost_host_source_is_told_once_and_the_last_list_goes_on() {
     let engines = MockEngine::start_many(4).await.unwrap();
     let source = MockEngine::start().await.unwrap();
     source.set_page(admin_page(&engines));
-    let gateway = asking(Gateway::of(&engines), source.address())
-        .start()
-        .await
-        .unwrap();
+    let gateway = Gateway::of(&engines).asking(&source).start().await.unwrap();
     let client = gateway.client(Protocol::Http1);
     let mut homes = Vec::new();
     for prefix in 0..40 {
@@ -173,7 +133,7 @@ async fn hosts_that_the_cluster_does_not_have_are_passed_over() {
     let source = MockEngine::start().await.unwrap();
     // The source lists four, the cluster has two.
     source.set_page(admin_page(&engines));
-    let plan = asking(Gateway::of(&engines[..2]), source.address());
+    let plan = Gateway::of(&engines[..2]).asking(&source);
     let gateway = plan.start_unsettled().await.unwrap();
     gateway.wait_hosts("usable", 4, SOON).await.unwrap();
     let client = gateway.client(Protocol::Http1);

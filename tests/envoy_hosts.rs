@@ -29,9 +29,15 @@ fn fast_checks(gateway: GatewayPlan) -> GatewayPlan {
     })
 }
 
-/// Keys that depend on the prompt alone, so that what moves is what placement moves.
+/// Keys that depend on the prompt alone, and full shares at once: what moves is what placement
+/// moves.
 fn fixed() -> serde_json::Value {
-    json!({"routing": "fixed", "prefix_length": 1024, "limit": 1000})
+    json!({"routing": "fixed", "prefix_length": 1024, "limit": 1000, "slow_start_ms": 0})
+}
+
+/// Full shares at once.
+fn at_once() -> serde_json::Value {
+    json!({"slow_start_ms": 0})
 }
 
 /// The host of each of these prefixes, sent by so many clients at once.
@@ -114,7 +120,10 @@ async fn a_host_that_fails_its_checks_is_avoided_and_gets_its_prefixes_back() {
 #[tokio::test]
 async fn an_adaptive_gateway_avoids_a_failed_host_and_uses_it_again() {
     let engines = MockEngine::start_many(4).await.unwrap();
-    let gateway = fast_checks(Gateway::of(&engines)).start().await.unwrap();
+    let gateway = fast_checks(Gateway::of(&engines).pool(at_once()))
+        .start()
+        .await
+        .unwrap();
     let client = gateway.client(Protocol::Http1);
     let before = homes(&client, 0..60, 1).await;
     let failed = engines[1].name();
@@ -188,7 +197,12 @@ async fn an_adaptive_gateway_moves_hardly_more_than_placement_does() {
     // prefixes forgets goes home again.
     const CHURN: usize = 10;
     let engines = MockEngine::start_many(5).await.unwrap();
-    let gateway = Gateway::of(&engines[..4]).eds().start().await.unwrap();
+    let gateway = Gateway::of(&engines[..4])
+        .eds()
+        .pool(at_once())
+        .start()
+        .await
+        .unwrap();
     let client = gateway.client(Protocol::Http1);
     let first = homes(&client, 0..PREFIXES, 1).await;
     let four = homes(&client, 0..PREFIXES, 1).await;

@@ -88,3 +88,55 @@ async fn no_host_is_over_its_limit_while_another_has_room() {
     assert!(answers.iter().all(|answer| answer.status == 200));
     gateway.quiet().await.unwrap();
 }
+
+#[tokio::test]
+async fn with_reject_exactly_the_excess_is_told_to_come_back() {
+    let (engines, gateway, client) = bed(json!({"on_saturated": "reject"})).await;
+    let mut running = JoinSet::new();
+    burst(&client, &mut running, 200);
+    let mut refused = Vec::new();
+    while refused.len() < (200 - ROOM) as usize {
+        let answer = tokio::time::timeout(SOON, running.join_next()).await;
+        refused.push(
+            answer
+                .expect("the excess was not refused")
+                .unwrap()
+                .unwrap(),
+        );
+    }
+    for answer in &refused {
+        assert_eq!(answer.status, 429);
+        assert!(
+            answer
+                .header("retry-after")
+                .unwrap()
+                .parse::<u32>()
+                .unwrap()
+                >= 1
+        );
+        assert_eq!(
+            answer.header("x-prefix-router-reason").unwrap(),
+            "saturated"
+        );
+        let body: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+        assert_eq!(body["error"]["type"], "rate_limit_error");
+        assert_eq!(answer.engine(), None);
+    }
+    assert_eq!(in_flight(&engines), [LIMIT; HOSTS]);
+    let answers = release_all(&engines, &mut running).await;
+    assert_eq!(answers.len(), ROOM as usize);
+    assert!(answers.iter().all(|answer| answer.status == 200));
+    for engine in &engines {
+        assert_eq!(engine.in_flight_max(), LIMIT);
+    }
+    // A refusal is no state: the next one is served.
+    gateway.quiet().await.unwrap();
+    assert_eq!(
+        client
+            .send(Request::chat(ask("hello")))
+            .await
+            .unwrap()
+            .status,
+        200
+    );
+}

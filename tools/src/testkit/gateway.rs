@@ -58,6 +58,23 @@ impl GatewayPlan {
         self
     }
 
+    /// Asks this server for the hosts in place of Envoy's admin: see [`admin_page`].
+    #[must_use]
+    pub fn asking(self, source: &MockEngine) -> Self {
+        let address = source.address();
+        let hosts = json!({"admin_cluster": "source", "poll_ms": POLL_MS});
+        self.pool(json!({"hosts": hosts})).edit(move |plan| {
+            plan.edit(move |envoy| {
+                let clusters = envoy.pointer_mut("/static_resources/clusters");
+                let clusters = clusters.and_then(Value::as_array_mut);
+                clusters
+                    .context("the file has no clusters")?
+                    .push(source_cluster(address));
+                Ok(())
+            })
+        })
+    }
+
     /// Options of the filter beside its pools.
     #[must_use]
     pub fn config(mut self, options: Value) -> Self {
@@ -239,6 +256,32 @@ impl Gateway {
             .await
             .context("replacing the hosts")
     }
+}
+
+fn source_cluster(address: SocketAddr) -> Value {
+    let port = json!({"address": address.ip().to_string(), "port_value": address.port()});
+    let endpoint = json!({"endpoint": {"address": {"socket_address": port}}});
+    let endpoints = json!([{"lb_endpoints": [endpoint]}]);
+    json!({
+        "name": "source", "type": "STATIC", "connect_timeout": "0.5s",
+        "load_assignment": {"cluster_name": "source", "endpoints": endpoints},
+    })
+}
+
+/// What Envoy's admin says when all these engines are well, for [`MockEngine::set_page`].
+#[must_use]
+pub fn admin_page(engines: &[MockEngine]) -> String {
+    let status = |engine: &MockEngine| {
+        let (ip, port) = (engine.address().ip().to_string(), engine.address().port());
+        json!({
+            "address": {"socket_address": {"address": ip, "port_value": port}},
+            "stats": [{"type": "GAUGE", "name": "rq_active"}],
+            "health_status": {"eds_health_status": "HEALTHY"},
+            "weight": 1,
+        })
+    };
+    let hosts: Vec<Value> = engines.iter().map(status).collect();
+    json!({"cluster_statuses": [{"name": CLUSTER, "host_statuses": hosts}]}).to_string()
 }
 
 /// Looks at the engines' health more often than the file says. While Envoy compiles the filter, a

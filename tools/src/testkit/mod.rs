@@ -16,7 +16,7 @@ pub use hyper::Method;
 
 pub use client::{Answer, Body, Client, Connection, Piece, Protocol, Request, Running};
 pub use engine::{Behaviour, ENGINE_HEADER, MockEngine, Recorded, SCRIPT_HEADER, SHA_HEADER};
-pub use gateway::{Gateway, GatewayPlan};
+pub use gateway::{Gateway, GatewayPlan, admin_page};
 pub use prompt::{ask, chat, chat_turns, words};
 pub use traffic::{Traffic, TrafficPlan, TrafficReport, prompt_of};
 

@@ -1,0 +1,278 @@
+//! Proves in a real Envoy that hosts get what they can take: by weight, by priority, slowly when
+//! they are new, less when they fail fast, nothing when Envoy has thrown them out.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tools::testkit::{
+    Behaviour, Client, Gateway, GatewayPlan, MockEngine, Protocol, admin_page, eventually,
+    prompt_of,
+};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// Keys that depend on the prompt alone, and shares that are full at once.
+fn fixed() -> Value {
+    json!({"routing": "fixed", "prefix_length": 1024, "limit": 1000, "slow_start_ms": 0})
+}
+
+async fn homes(client: &Arc<Client>, prefixes: std::ops::Range<u64>) -> Vec<String> {
+    let mut homes = Vec::new();
+    for prefix in prefixes {
+        homes.push(client.host(prompt_of(prefix)).await.unwrap());
+    }
+    homes
+}
+
+fn share(homes: &[String], host: &str) -> f64 {
+    homes.iter().filter(|home| *home == host).count() as f64 / homes.len() as f64
+}
+
+/// Changes each endpoint of the engines' cluster; the closure gets its place in the list.
+fn each_endpoint(
+    gateway: GatewayPlan,
+    change: impl Fn(usize, &mut Value) + 'static,
+) -> GatewayPlan {
+    gateway.edit(move |plan| {
+        plan.edit_cluster("engines", |cluster| {
+            let endpoints = cluster.pointer_mut("/load_assignment/endpoints/0/lb_endpoints");
+            for (n, endpoint) in endpoints
+                .unwrap()
+                .as_array_mut()
+                .unwrap()
+                .iter_mut()
+                .enumerate()
+            {
+                change(n, endpoint);
+            }
+            Ok(())
+        })
+    })
+}
+
+#[tokio::test]
+async fn a_host_of_three_times_the_weight_gets_three_times_the_prefixes() {
+    let engines = MockEngine::start_many(4).await.unwrap();
+    let gateway = each_endpoint(Gateway::of(&engines).pool(fixed()), |n, endpoint| {
+        endpoint["load_balancing_weight"] = json!(if n == 2 { 3 } else { 1 });
+    });
+    let gateway = gateway.start().await.unwrap();
+    let found = homes(&gateway.client(Protocol::Http1), 0..600).await;
+    // 3 of 6 parts; three standard deviations of 600 draws are 6 points.
+    let heavy = share(&found, engines[2].name());
+    assert!((0.43..=0.57).contains(&heavy), "the heavy host has {heavy}");
+    for light in [0, 1, 3] {
+        let light = share(&found, engines[light].name());
+        assert!((0.11..=0.23).contains(&light), "a light host has {light}");
+    }
+}
+
+#[tokio::test]
+async fn hosts_of_a_lower_priority_serve_only_when_none_above_is_left() {
+    let engines = MockEngine::start_many(4).await.unwrap();
+    let spare: Vec<Value> = engines[2..]
+        .iter()
+        .map(|engine| {
+            let (ip, port) = (engine.address().ip().to_string(), engine.address().port());
+            json!({"endpoint": {"address": {"socket_address": {"address": ip, "port_value": port}}}})
+        })
+        .collect();
+    let gateway = Gateway::of(&engines[..2]).pool(fixed()).edit(move |plan| {
+        plan.edit_cluster("engines", |cluster| {
+            let levels = cluster["load_assignment"]["endpoints"]
+                .as_array_mut()
+                .unwrap();
+            levels.push(json!({"priority": 1, "lb_endpoints": spare}));
+            Ok(())
+        })
+    });
+    let gateway = gateway.start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let first: BTreeSet<String> = homes(&client, 0..40).await.into_iter().collect();
+    let names = |of: &[MockEngine]| of.iter().map(|own| own.name().to_owned()).collect();
+    assert_eq!(first, names(&engines[..2]));
+
+    engines[..2]
+        .iter()
+        .for_each(|engine| engine.set_health(503));
+    gateway.wait_hosts("failed", 2, SOON).await.unwrap();
+    let second: BTreeSet<String> = homes(&client, 0..40).await.into_iter().collect();
+    assert_eq!(second, names(&engines[2..]));
+}
+
+#[tokio::test]
+async fn a_new_host_takes_its_share_slowly_and_no_prefix_moves_twice() {
+    const PREFIXES: u64 = 300;
+    let engines = MockEngine::start_many(4).await.unwrap();
+    let slow = json!({"slow_start_ms": 12_000});
+    let gateway = Gateway::of(&engines[..3]).eds().pool(fixed()).pool(slow);
+    let gateway = gateway.start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    // Hosts that appear within ten seconds start together.
+    let started = Instant::now();
+    let mut homes_now = homes(&client, 0..PREFIXES).await;
+    tokio::time::sleep(Duration::from_secs(11).saturating_sub(started.elapsed())).await;
+
+    gateway.set_hosts(&engines).await.unwrap();
+    gateway.wait_hosts("usable", 4, SOON).await.unwrap();
+    let added = engines[3].name();
+    let mut shares = Vec::new();
+    let complete = eventually(Duration::from_secs(40), async || {
+        let next = homes(&client, 0..PREFIXES).await;
+        for (n, (before, after)) in homes_now.iter().zip(&next).enumerate() {
+            assert!(
+                before == after || after == added,
+                "prefix {n} went {before} to {after}"
+            );
+        }
+        homes_now = next;
+        shares.push(share(&homes_now, added));
+        // A quarter, less three standard deviations of 300 draws.
+        shares.last().is_some_and(|last| *last >= 0.175)
+    });
+    assert!(complete.await, "it never got its share: {shares:?}");
+    assert!(shares[0] < 0.12, "it got its share at once: {shares:?}");
+    assert!(shares.iter().all(|share| *share <= 0.325), "{shares:?}");
+}
+
+#[tokio::test]
+async fn an_engine_that_fails_fast_does_not_look_idle() {
+    let engines = MockEngine::start_many(4).await.unwrap();
+    let gateway = Gateway::of(&engines).start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    engines[1].set(Behaviour::Answer {
+        status: 500,
+        after_ms: 0,
+    });
+    let mut failed = 0;
+    for prefix in 0..400 {
+        let answer = client.send(prompt_of(prefix)).await.unwrap();
+        failed += u32::from(answer.status == 500);
+    }
+    // Its even share would be 100. It is tried again, for its failures fade.
+    assert!(
+        (1..50).contains(&failed),
+        "{failed} of 400 requests went to an engine that fails"
+    );
+    engines[1].set(Behaviour::OK);
+    let back = eventually(Duration::from_secs(60), async || {
+        let fresh = rand_prefix();
+        client.host(prompt_of(fresh)).await.unwrap() == engines[1].name()
+    });
+    assert!(back.await, "it gets nothing although it is well again");
+    gateway.quiet().await.unwrap();
+}
+
+/// A prefix that was not used before.
+fn rand_prefix() -> u64 {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static NEXT: AtomicU64 = AtomicU64::new(1_000_000);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+#[tokio::test]
+async fn a_host_that_envoy_has_ejected_gets_nothing() {
+    let engines = MockEngine::start_many(4).await.unwrap();
+    let gateway = Gateway::of(&engines).pool(fixed()).edit(|plan| {
+        plan.edit_cluster("engines", |cluster| {
+            cluster["outlier_detection"] = json!({
+                "consecutive_5xx": 3, "max_ejection_percent": 50, "interval": "0.2s", "base_ejection_time": "60s",
+            });
+            Ok(())
+        })
+    });
+    let gateway = gateway.start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let before = homes(&client, 0..60).await;
+    let bad = before[0].clone();
+    let engine = engines.iter().find(|engine| engine.name() == bad).unwrap();
+    engine.set(Behaviour::Answer {
+        status: 500,
+        after_ms: 0,
+    });
+    for _ in 0..3 {
+        assert_eq!(client.send(prompt_of(0)).await.unwrap().status, 500);
+    }
+    gateway.wait_hosts("usable", 3, SOON).await.unwrap();
+    let after = homes(&client, 0..60).await;
+    assert_eq!(share(&after, &bad), 0.0);
+    for (home, now) in before.iter().zip(&after) {
+        assert!(
+            *home == bad || home == now,
+            "a prefix of {home}, which is well, moved to {now}"
+        );
+    }
+    gateway.quiet().await.unwrap();
+}
+
+#[tokio::test]
+async fn strict_health_avoids_a_failed_host_before_the_filter_knows_and_leaks_no_header() {
+    let engines = MockEngine::start_many(4).await.unwrap();
+    // The filter hears that all are well, whatever Envoy knows.
+    let source = MockEngine::start().await.unwrap();
+    source.set_page(admin_page(&engines));
+    let gateway = Gateway::of(&engines)
+        .file("envoy/strict-health.yaml")
+        .pool(fixed())
+        .pool(json!({"strict_health": true}))
+        .asking(&source)
+        .edit(|plan| {
+            plan.edit_cluster("engines", |cluster| {
+                cluster["health_checks"][0]["unhealthy_threshold"] = json!(1);
+                cluster["health_checks"][0]["unhealthy_edge_interval"] = json!("0.1s");
+                Ok(())
+            })
+        });
+    let gateway = gateway.start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let before = homes(&client, 0..40).await;
+    assert_eq!(homes(&client, 0..40).await, before);
+    let bad = before[0].clone();
+    let engine = engines.iter().find(|engine| engine.name() == bad).unwrap();
+    engine.set_health(503);
+    let noticed = eventually(SOON, async || {
+        gateway
+            .stat("cluster.engines.membership_healthy")
+            .await
+            .unwrap()
+            == 3
+    });
+    assert!(noticed.await, "Envoy did not notice");
+    let usable = [("state", "usable")];
+    let known = gateway
+        .metric(prefix_router::names::HOSTS, &usable)
+        .await
+        .unwrap();
+    assert_eq!(
+        known, 4.0,
+        "the filter knows already: the test proves nothing"
+    );
+    let after = homes(&client, 0..40).await;
+    assert_eq!(share(&after, &bad), 0.0, "a failed host was used");
+    for (home, now) in before.iter().zip(&after) {
+        assert!(
+            *home == bad || home == now,
+            "a prefix of {home}, which is well, moved to {now}"
+        );
+    }
+    let answer = client.ok(prompt_of(0)).await.unwrap();
+    let leaked = answer
+        .headers
+        .keys()
+        .find(|name| name.as_str().starts_with("x-prefix-route"));
+    assert_eq!(leaked, None, "in the answer");
+    for request in engines.iter().flat_map(MockEngine::take_recorded) {
+        let names = request.headers.iter().map(|(name, _)| name);
+        assert_eq!(
+            names
+                .filter(|name| name.starts_with("x-prefix-route"))
+                .count(),
+            0
+        );
+    }
+    gateway.quiet().await.unwrap();
+}
