@@ -5,10 +5,64 @@
 
 use std::fmt::Write as _;
 
+use crate::engine::scheduler::Counters;
+
 /// Upper bounds in seconds of vLLM's time-to-first-token histogram.
 const BOUNDS_S: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+];
+
+/// A total's name, its help text, and where it is counted.
+type Total = (&'static str, &'static str, fn(&Counters) -> u64);
+
+const TOTALS: [Total; 10] = [
+    (
+        "vllm:prefix_cache_queries_total",
+        "Prompt tokens the prefix cache was asked for.",
+        |counters| counters.queried_tokens,
+    ),
+    (
+        "vllm:prefix_cache_hits_total",
+        "Of those, found.",
+        |counters| counters.hit_tokens,
+    ),
+    (
+        "vllm:prompt_tokens_total",
+        "Prompt tokens processed.",
+        |counters| counters.prompt_tokens,
+    ),
+    (
+        "vllm:prompt_tokens_cached_total",
+        "Prompt tokens from the cache.",
+        |counters| counters.hit_tokens,
+    ),
+    (
+        "vllm:generation_tokens_total",
+        "Tokens generated.",
+        |counters| counters.generated_tokens,
+    ),
+    (
+        "vllm:num_preemptions_total",
+        "Requests computed again.",
+        |counters| counters.preemptions,
+    ),
+    (
+        "vllm:request_success_total",
+        "Requests answered to their end.",
+        |counters| counters.finished,
+    ),
+    (
+        "sim:requests_cancelled_total",
+        "Requests whose client left.",
+        |counters| counters.cancelled,
+    ),
+    (
+        "sim:computed_tokens_total",
+        "Tokens computed.",
+        |counters| counters.computed_tokens,
+    ),
+    ("sim:steps_total", "Steps taken.", |counters| counters.steps),
 ];
 
 /// Times, by vLLM's bounds.
@@ -60,10 +114,12 @@ impl Page {
         let _ = writeln!(self.text, "{name}{{{}}} {value}", self.labels);
     }
 
-    /// A total.
-    pub fn counter(&mut self, name: &str, help: &str, value: u64) {
-        self.head(name, help, "counter");
-        let _ = writeln!(self.text, "{name}{{{}}} {value}", self.labels);
+    /// All totals.
+    pub fn counters(&mut self, counters: &Counters) {
+        for (name, help, total) in TOTALS {
+            self.head(name, help, "counter");
+            let _ = writeln!(self.text, "{name}{{{}}} {}", self.labels, total(counters));
+        }
     }
 
     /// Times.

@@ -582,98 +582,10 @@ fn counters(shared: &Shared) -> serde_json::Value {
 
 fn metrics(shared: &Shared) -> Response<Reply> {
     let state = shared.lock();
-    let Snapshot {
-        counters,
-        running,
-        waiting,
-        pinned_blocks,
-        lost_ns,
-        ..
-    } = state.snapshot();
     let model = shared.config.models.first().map_or("any", String::as_str);
     let mut page = Page::new(model);
-    let used = f64::from(pinned_blocks) / f64::from(state.engine.pool().len().max(1));
-    page.gauge(
-        "vllm:num_requests_running",
-        "Requests being computed.",
-        running.into(),
-    );
-    page.gauge(
-        "vllm:num_requests_waiting",
-        "Requests in the queue.",
-        waiting.into(),
-    );
-    page.gauge(
-        "vllm:kv_cache_usage_perc",
-        "Part of the KV cache in use, 1 is all.",
-        used,
-    );
-    for (name, help, value) in [
-        (
-            "vllm:prefix_cache_queries_total",
-            "Prompt tokens the prefix cache was asked for.",
-            counters.queried_tokens,
-        ),
-        (
-            "vllm:prefix_cache_hits_total",
-            "Of those, found.",
-            counters.hit_tokens,
-        ),
-        (
-            "vllm:prompt_tokens_total",
-            "Prompt tokens processed.",
-            counters.prompt_tokens,
-        ),
-        (
-            "vllm:prompt_tokens_cached_total",
-            "Prompt tokens from the cache.",
-            counters.hit_tokens,
-        ),
-        (
-            "vllm:generation_tokens_total",
-            "Tokens generated.",
-            counters.generated_tokens,
-        ),
-        (
-            "vllm:num_preemptions_total",
-            "Requests computed again.",
-            counters.preemptions,
-        ),
-        (
-            "vllm:request_success_total",
-            "Requests answered to their end.",
-            counters.finished,
-        ),
-        (
-            "sim:requests_cancelled_total",
-            "Requests whose client left.",
-            counters.cancelled,
-        ),
-        (
-            "sim:computed_tokens_total",
-            "Tokens computed.",
-            counters.computed_tokens,
-        ),
-        ("sim:steps_total", "Steps taken.", counters.steps),
-    ] {
-        page.counter(name, help, value);
-    }
-    let seconds = |ns: u64| ns as f64 / 1e9;
-    page.gauge(
-        "sim:busy_seconds",
-        "Engine time spent in steps.",
-        seconds(counters.busy_ns),
-    );
-    page.gauge(
-        "sim:lost_seconds",
-        "Engine time let go: the machine is slow.",
-        seconds(lost_ns),
-    );
-    page.gauge(
-        "sim:clock_speed",
-        "Engine seconds per second.",
-        state.clock.speed(),
-    );
+    page.counters(&state.engine.counters());
+    gauges(&state, &mut page);
     page.histogram(
         "vllm:time_to_first_token_seconds",
         "From a request's arrival to its first token, in the engine's time.",
@@ -691,6 +603,46 @@ fn metrics(shared: &Shared) -> Response<Reply> {
         .headers_mut()
         .insert(hyper::header::CONTENT_TYPE, value);
     response
+}
+
+fn gauges(state: &State, page: &mut Page) {
+    let seen = state.snapshot();
+    let blocks = f64::from(state.engine.pool().len().max(1));
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    for (name, help, value) in [
+        (
+            "vllm:num_requests_running",
+            "Requests being computed.",
+            f64::from(seen.running),
+        ),
+        (
+            "vllm:num_requests_waiting",
+            "Requests in the queue.",
+            f64::from(seen.waiting),
+        ),
+        (
+            "vllm:kv_cache_usage_perc",
+            "Part of the KV cache in use, 1 is all.",
+            f64::from(seen.pinned_blocks) / blocks,
+        ),
+        (
+            "sim:busy_seconds",
+            "Engine time spent in steps.",
+            seconds(seen.counters.busy_ns),
+        ),
+        (
+            "sim:lost_seconds",
+            "Engine time let go: the machine is slow.",
+            seconds(seen.lost_ns),
+        ),
+        (
+            "sim:clock_speed",
+            "Engine seconds per second.",
+            state.clock.speed(),
+        ),
+    ] {
+        page.gauge(name, help, value);
+    }
 }
 
 fn json_reply(value: &serde_json::Value) -> Response<Reply> {

@@ -181,12 +181,33 @@ async fn what_is_wrong_is_said_in_openai_s_shape() {
     };
     let (_handle, http, url) = start(config).await;
     let chat_path = "/v1/chat/completions";
-    let with = |field: &str, value: Value| {
+    for (field, value, status, message) in [
+        (
+            "messages",
+            json!([]),
+            400,
+            "messages: expected at least one",
+        ),
+        ("model", json!("no"), 404, "The model `no` does not exist."),
+        (
+            "max_tokens",
+            json!(0),
+            400,
+            "max_tokens: expected at least 1",
+        ),
+        (
+            "max_tokens",
+            json!(200_000),
+            400,
+            "context length is 131072",
+        ),
+        ("n", json!(2), 400, "n: this engine gives one answer"),
+    ] {
         let mut body = chat("s", 5, false);
         body[field] = value;
-        body
-    };
-    let rows = [
+        refused(post(&http, &url, chat_path, body).await, status, message);
+    }
+    for (path, body, status, message) in [
         (
             chat_path,
             json!("text"),
@@ -194,57 +215,30 @@ async fn what_is_wrong_is_said_in_openai_s_shape() {
             "body: expected a JSON request",
         ),
         (
-            chat_path,
-            with("messages", json!([])),
-            400,
-            "messages: expected at least one",
-        ),
-        (
-            chat_path,
-            with("model", json!("no")),
-            404,
-            "The model `no` does not exist.",
-        ),
-        (
-            chat_path,
-            with("max_tokens", json!(0)),
-            400,
-            "max_tokens: expected at least 1",
-        ),
-        (
-            chat_path,
-            with("max_tokens", json!(200_000)),
-            400,
-            "maximum context length is 131072",
-        ),
-        (
-            chat_path,
-            with("n", json!(2)),
-            400,
-            "n: this engine gives one answer",
-        ),
-        (
             "/v1/completions",
             json!({"prompt": {}}),
             400,
-            "prompt: expected a text",
+            "prompt: expected",
         ),
         (
             "/sim/clock",
             json!({"speed": 0}),
             400,
-            "body /speed: expected a number",
+            "body /speed: expected",
         ),
         ("/nowhere", json!({}), 404, "POST /nowhere: not served here"),
-    ];
-    for (path, body, status, message) in rows {
-        let (got, body) = post(&http, &url, path, body).await;
-        let body: Value = serde_json::from_str(&body).unwrap();
-        let text = body["error"]["message"].as_str().unwrap();
-        assert_eq!(got, status, "{text}");
-        assert!(text.contains(message), "{text}");
-        assert_eq!(body["error"]["code"], status);
+    ] {
+        refused(post(&http, &url, path, body).await, status, message);
     }
+}
+
+#[track_caller]
+fn refused((got, body): (u16, String), status: u16, message: &str) {
+    let body: Value = serde_json::from_str(&body).unwrap();
+    let text = body["error"]["message"].as_str().unwrap();
+    assert_eq!(got, status, "{text}");
+    assert!(text.contains(message), "{text}");
+    assert_eq!(body["error"]["code"], status);
 }
 
 #[tokio::test]

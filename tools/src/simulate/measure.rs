@@ -131,6 +131,14 @@ pub fn figures(setting: &Setting, outcome: &Outcome) -> Figures {
         output_tokens += u64::from(record.output_tokens);
         tokens += u64::from(record.prompt_tokens) + u64::from(record.output_tokens);
     }
+    // Conversations that wait for each other are over long before their window is.
+    let last_done = outcome
+        .records
+        .iter()
+        .filter_map(|record| record.done_ns)
+        .max();
+    let last_done_s = last_done.unwrap_or(0) as f64 / NS_PER_S;
+    let window_s = (last_done_s.min(to) - from).max(1e-9);
     let balance = &outcome.balance;
     Figures {
         requests,
@@ -142,8 +150,8 @@ pub fn figures(setting: &Setting, outcome: &Outcome) -> Figures {
                 .map(|record| waited_s(record, outcome))
                 .collect(),
         ),
-        tokens_per_s: tokens as f64 / setting.window_s,
-        output_tokens_per_s: output_tokens as f64 / setting.window_s,
+        tokens_per_s: tokens as f64 / window_s,
+        output_tokens_per_s: output_tokens as f64 / window_s,
         share_max_over_mean: share(&window, setting.hosts),
         in_flight_max_over_mean: balance.iter().sum::<f64>() / balance.len().max(1) as f64,
         diverted: part(

@@ -115,7 +115,8 @@ pub fn plot(lines: &[Line]) -> anyhow::Result<String> {
     anyhow::ensure!(!cells.is_empty(), "no run to draw");
     let times = || lines.iter().flat_map(|line| [line.p50.mean, line.p99.mean]);
     let finite = || times().filter(|time| time.is_finite() && *time > 0.0);
-    let low = finite().fold(f64::INFINITY, f64::min) * 0.8;
+    // From a power of ten on, so that the axis has labels whatever the times are.
+    let low = 10_f64.powf(finite().fold(f64::INFINITY, f64::min).log10().floor());
     let high = finite().fold(0.0, f64::max) * 1.25;
     anyhow::ensure!(low < high, "no times to draw");
     let width = (220 + 110 * cells.len() as u32).clamp(640, 4000);
@@ -128,6 +129,22 @@ pub fn plot(lines: &[Line]) -> anyhow::Result<String> {
         area.present().map_err(wrong)?;
     }
     Ok(svg)
+}
+
+/// Okabe and Ito's colours, which people who see few colours can tell apart; then any others.
+const COLORS: [RGBColor; 7] = [
+    RGBColor(213, 94, 0),
+    RGBColor(0, 114, 178),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(230, 159, 0),
+    RGBColor(60, 60, 60),
+];
+
+fn color(place: usize) -> RGBAColor {
+    let known = COLORS.get(place).map(RGBColor::to_rgba);
+    known.unwrap_or_else(|| Palette99::pick(place).to_rgba())
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
@@ -166,33 +183,24 @@ fn draw(
         .draw()
         .map_err(wrong)?;
     for (place, policy) in policies.iter().enumerate() {
-        let color = Palette99::pick(place).to_rgba();
+        let color = color(place);
         let offset = (place as f64 + 1.0) / (policies.len() as f64 + 1.0);
-        let bars = lines
-            .iter()
-            .filter(|line| line.policy == *policy)
-            .filter_map(|line| {
-                let cell = cells.iter().position(|cell| *cell == name(line))?;
-                let at = cell as f64 + offset;
-                let points = vec![(at, line.p50.mean), (at, line.p99.mean)];
-                Some(PathElement::new(points, color.stroke_width(3)))
-            });
+        let of_policy = || lines.iter().filter(|line| line.policy == *policy);
+        let at = |line: &Line| {
+            let cell = cells.iter().position(|cell| *cell == name(line));
+            cell.map_or(f64::NAN, |cell| cell as f64 + offset)
+        };
+        let bars = of_policy().map(|line| {
+            let points = vec![(at(line), line.p50.mean), (at(line), line.p99.mean)];
+            PathElement::new(points, color.stroke_width(3))
+        });
         chart
             .draw_series(bars)
             .map_err(wrong)?
             .label(*policy)
             .legend(move |(x, y)| Rectangle::new([(x, y - 4), (x + 12, y + 4)], color.filled()));
-        let dots = lines
-            .iter()
-            .filter(|line| line.policy == *policy)
-            .filter_map(|line| {
-                let cell = cells.iter().position(|cell| *cell == name(line))?;
-                Some(Circle::new(
-                    (cell as f64 + offset, line.p50.mean),
-                    4,
-                    color.filled(),
-                ))
-            });
+        let dots =
+            of_policy().map(|line| Circle::new((at(line), line.p50.mean), 4, color.filled()));
         chart.draw_series(dots).map_err(wrong)?;
     }
     chart
