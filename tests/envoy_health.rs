@@ -180,7 +180,12 @@ async fn a_host_that_envoy_has_ejected_gets_nothing() {
     let gateway = Gateway::of(&engines).pool(fixed()).edit(|plan| {
         plan.edit_cluster("engines", |cluster| {
             cluster["outlier_detection"] = json!({
-                "consecutive_5xx": 3, "max_ejection_percent": 50, "interval": "0.2s", "base_ejection_time": "60s",
+                "consecutive_5xx": 3,
+                "max_ejection_percent": 50,
+                "interval": "0.2s",
+                "base_ejection_time": "60s",
+                // Its health check goes on being answered well.
+                "successful_active_health_check_uneject_host": false,
             });
             Ok(())
         })
