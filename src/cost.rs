@@ -258,7 +258,8 @@ fn offers(query: &Query<'_>, loads: &Loads, constants: &Constants, home: &Home) 
         let mut cost = f64::from(load.pending)
             + weight * uncached
             + constants.in_flight_tokens * f64::from(load.in_flight)
-            + constants.failure_tokens * f64::from(load.failures);
+            // One failure may be the request's own fault.
+            + constants.failure_tokens * f64::from(load.failures.saturating_sub(1));
         if is_home && query.affinity {
             cost -= weight * uncached * belief.presumed;
         }
