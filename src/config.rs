@@ -238,6 +238,11 @@ fn parse_pool(pool: &Group<'_>) -> Result<Pool, ConfigError> {
         return Err(pool.contradiction(&opt::ON_SATURATED, reason));
     }
     let panic_rule = pool.bool(&opt::PANIC_RULE)?.unwrap_or_default();
+    if panic_rule && rejects {
+        // When every host is at its limit, their mean is above half of it.
+        let reason = "reject has no effect without \"panic_rule\": false";
+        return Err(pool.contradiction(&opt::ON_SATURATED, reason));
+    }
     Ok(Pool {
         name,
         cluster,
@@ -402,7 +407,7 @@ fn parse_request(group: &Group<'_>) -> Result<Request, ConfigError> {
         .text(&opt::TENANT_HEADER)?
         .map(|name| name.to_ascii_lowercase());
     if let Some(name) = tenant_header.as_deref()
-        && (name == names::ROUTE_HOST || name == names::ROUTE_POOL)
+        && [names::ROUTE_HOST, names::ROUTE_FIRST, names::ROUTE_POOL].contains(&name)
     {
         let reason = "is a header of the filter's own, which no request can bring";
         return Err(group.contradiction(&opt::TENANT_HEADER, reason));

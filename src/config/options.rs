@@ -234,7 +234,7 @@ options! {
     ON_SATURATED: "/pools/*/on_saturated", Kind::Choice(&["least_loaded", "reject"]),
         Absent::Text("least_loaded"),
         "When every host is at its `limit`: send to the least loaded, or answer 429 with \
-         `Retry-After`.";
+         `Retry-After`; the latter needs `panic_rule` to be `false`.";
     SLOW_START_MS: "/pools/*/slow_start_ms",
         Kind::Integer { min: 0, max: 3_600_000, unit: "milliseconds" }, Absent::Integer(30_000),
         "Time over which a host that comes later than the others, or comes back, takes its share \
