@@ -4,7 +4,7 @@
 //! returns finds its running requests again; a host of another address never inherits any. Not
 //! here: what makes a host usable (hosts.rs), counting (load.rs).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::hosts::{HostReport, SLOTS_MAX, State};
@@ -151,8 +151,10 @@ impl Table {
         let reusable = self
             .tenants
             .iter()
-            .filter(|(slot, tenant)| is_gone(tenant) && loads.in_flight(**slot) == 0)
-            .min_by_key(|(_, tenant)| tenant.gone_since)
+            // What a stopped VM left behind on a host that is gone is never taken back, so when
+            // all slots are taken a count does not keep one: the next generation ignores it.
+            .filter(|(slot, tenant)| is_gone(tenant) && (full || loads.in_flight(**slot) == 0))
+            .min_by_key(|(slot, tenant)| (loads.in_flight(**slot) > 0, tenant.gone_since))
             .filter(|_| full || gone >= GONE_MAX)
             .map(|(slot, tenant)| (*slot, tenant.generation));
         let (slot, generation) = match reusable {
@@ -272,12 +274,17 @@ impl Fleet {
                 .as_deref()
                 .and_then(Table::decode)
                 .unwrap_or_default();
+            let loads = load::read(store).ok()?;
             let mut table = before.clone();
-            table.set_members(pool, reports, &load::read(store).ok()?, now_ms);
+            table.set_members(pool, reports, &loads, now_ms);
             if table == before && before.version > 0 {
+                // Two that applied reports at the same time may have said so in the wrong order.
+                announce(store, ledger, before.version);
                 return None;
             }
-            table.version = before.version.wrapping_add(1).max(1);
+            // Above both: a table that had to be started anew is news too.
+            let last = before.version.max(loads.hosts_version());
+            table.version = last.wrapping_add(1).max(1);
             // Seats first: a worker that sees the new table can book at once.
             ledger.transact(store, |loads| {
                 table.seats().for_each(|seat| loads.seat(seat));
@@ -288,10 +295,7 @@ impl Fleet {
                 Err(StoreError::Refused) => return None,
                 Ok(()) => {}
             }
-            ledger.transact(store, |loads| {
-                loads.set_hosts_version(table.version);
-                ((), NO_CHANGES)
-            });
+            announce(store, ledger, table.version);
             let members = || table.members.iter().filter(|member| member.pool == pool);
             return Some(Summary {
                 hosts: members().count(),
@@ -302,7 +306,8 @@ impl Fleet {
     }
 
     /// Takes away requests that we count and Envoy does not, if they stood for
-    /// [`REPAIR_POLLS`] polls: their VM was stopped. How many.
+    /// [`REPAIR_POLLS`] polls: their VM was stopped. How many. Hosts of several pools are left
+    /// out: Envoy counts a cluster's requests, we count a host's.
     pub fn repair(
         &mut self,
         store: &impl Store,
@@ -313,12 +318,16 @@ impl Fleet {
         let Ok(loads) = load::read(store) else {
             return 0;
         };
+        let shared = shared_slots(store);
         let mut seen = BTreeMap::new();
         let mut repaired = 0;
         for report in reports {
             let (Some(seat), Some(active)) = (view.seat_of(&report.address), report.active) else {
                 continue;
             };
+            if shared.contains(&seat.slot) {
+                continue;
+            }
             let excess = loads.of(seat).in_flight.saturating_sub(active);
             let name = (seat.slot, seat.generation);
             let mut history = self.excess.remove(&name).unwrap_or_default();
@@ -338,6 +347,25 @@ impl Fleet {
         self.excess = seen;
         repaired
     }
+}
+
+/// Slots of hosts that are in several pools.
+fn shared_slots(store: &impl Store) -> BTreeSet<Slot> {
+    let seen = store.read(TABLE_KEY).ok().and_then(|seen| seen.value);
+    let table = seen.as_deref().and_then(Table::decode).unwrap_or_default();
+    let mut slots = BTreeSet::new();
+    let members = table.members.iter().map(|member| member.slot);
+    members.filter(|slot| !slots.insert(*slot)).collect()
+}
+
+/// Tells all workers that there is this host table, unless they know of a newer one.
+fn announce(store: &impl Store, ledger: &Ledger, version: u32) {
+    ledger.transact(store, |loads| {
+        if loads.hosts_version() < version {
+            loads.set_hosts_version(version);
+        }
+        ((), NO_CHANGES)
+    });
 }
 
 /// The hosts of a pool as the table has them now; `None` if there is no table.
@@ -395,7 +423,8 @@ pub fn states(view: &View) -> Vec<(&'static str, u64)> {
 mod tests {
     use super::*;
     use crate::load::{Booking, Change};
-    use crate::store::MemoryStore;
+    use crate::store::{Cas, MemoryStore, Versioned};
+    use std::cell::RefCell;
 
     struct Proxy {
         store: MemoryStore,
@@ -570,9 +599,97 @@ mod tests {
     }
 
     #[test]
+    fn requests_of_another_cluster_on_a_shared_host_are_not_taken_away() {
+        let mut proxy = Proxy::new();
+        let mut reports = hosts(&["a:1"]);
+        proxy
+            .fleet
+            .apply(&proxy.store, &proxy.ledger, "other", &reports, 1000);
+        let view = proxy.report(&reports);
+        let seat = view.seat_of("a:1").unwrap();
+        proxy.book(seat);
+        // The request is the other pool's, so this pool's cluster does not have it.
+        reports[0].active = Some(0);
+        for _ in 0..9 {
+            let repaired = proxy
+                .fleet
+                .repair(&proxy.store, &proxy.ledger, &view, &reports);
+            assert_eq!(repaired, 0);
+        }
+        assert_eq!(proxy.in_flight(seat), 1);
+    }
+
+    #[test]
+    fn counts_that_nobody_will_take_back_do_not_use_up_the_slots() {
+        let mut proxy = Proxy::new();
+        const AT_ONCE: usize = 200;
+        for round in 0..2 * SLOTS_MAX / AT_ONCE {
+            let names: Vec<String> = (0..AT_ONCE)
+                .map(|n| format!("10.0.{round}.{n}:80"))
+                .collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let view = proxy.report(&hosts(&names));
+            assert_eq!(usable(&view).len(), AT_ONCE, "round {round}");
+            // Their VM is stopped, and the hosts leave.
+            for host in view.candidates() {
+                proxy.book(host.seat);
+            }
+        }
+    }
+
+    #[test]
     fn a_table_that_cannot_be_read_is_started_anew() {
         let mut proxy = Proxy::new();
-        proxy.store.write(TABLE_KEY, b"not a table", None).unwrap();
-        assert_eq!(usable(&proxy.report(&hosts(&["a:1"]))), ["a:1"]);
+        for _ in 0..2 {
+            proxy.report(&hosts(&["b:1"]));
+            proxy.report(&hosts(&["c:1"]));
+            proxy.store.write(TABLE_KEY, b"not a table", None).unwrap();
+            let view = proxy.report(&hosts(&["a:1"]));
+            assert_eq!(usable(&view), ["a:1"]);
+            let loads = load::read(&proxy.store).unwrap();
+            assert_eq!(loads.hosts_version(), view.version);
+        }
+    }
+
+    /// A store in which another worker's step comes between two of this one's.
+    struct Interrupted<'s> {
+        store: &'s MemoryStore,
+        other: RefCell<Option<Box<dyn FnOnce() + 's>>>,
+    }
+
+    impl Store for Interrupted<'_> {
+        fn read(&self, key: &str) -> Result<Versioned, StoreError> {
+            self.store.read(key)
+        }
+
+        fn write(&self, key: &str, value: &[u8], cas: Option<Cas>) -> Result<(), StoreError> {
+            let written = self.store.write(key, value, cas);
+            if key == TABLE_KEY
+                && let Some(other) = self.other.take()
+            {
+                other();
+            }
+            written
+        }
+    }
+
+    #[test]
+    fn two_pools_that_are_reported_at_once_are_both_known_to_all_workers() {
+        let store = MemoryStore::new();
+        let ledger = Ledger::default();
+        let report = |store: &MemoryStore| {
+            let hosts = hosts(&["b:1"]);
+            Fleet::default().apply(store, &ledger, "other", &hosts, 1000);
+        };
+        let interrupted = Interrupted {
+            store: &store,
+            other: RefCell::new(Some(Box::new(|| report(&store)))),
+        };
+        Fleet::default().apply(&interrupted, &ledger, "llm", &hosts(&["a:1"]), 1000);
+        let version = load::read(&store).unwrap().hosts_version();
+        for (pool, host) in [("llm", "a:1"), ("other", "b:1")] {
+            let view = view(&store, pool).unwrap();
+            assert_eq!((view.version, usable(&view)), (version, vec![host]));
+        }
     }
 }

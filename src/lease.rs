@@ -1,29 +1,44 @@
-//! Which of Envoy's VMs does what only one should do: poll the hosts, repair the counters.
+//! Which of Envoy's VMs does what only one should do: poll a pool's hosts, repair their counters.
 //!
-//! Guarantee: at most one holder at a time as long as clocks agree within a lease; when a holder
-//! stops, another takes over after the lease has run out. Not here: what the holder does.
+//! Guarantee: at most one holder at a time as long as clocks agree within a lease, the youngest of
+//! those that ask; when a holder stops, another takes over after the lease has run out. Not here:
+//! what the holder does.
+//!
+//! The youngest, because a listener that is replaced drains for minutes, and what is left of it
+//! must not go on to apply the configuration of before.
 
 use crate::store::Store;
 
-/// The shared-data key of the lease; its number is the layout's version.
-pub const LEASE_KEY: &str = "prefix_router.1.lease";
+/// What the shared-data keys of leases begin with; the number is the layout's version.
+const LEASE_KEY: &str = "prefix_router.1.lease";
+/// The lease of what is kept once for all pools.
+pub const OF_LOADS: &str = "loads";
 
-/// Takes or renews the lease for `owner` until `now_ms + lease_ms`; whether it is held now.
+/// The lease of what is kept for each pool.
+#[must_use]
+pub fn of_pool(pool: &str) -> String {
+    format!("pool.{pool}")
+}
+
+/// Takes or renews the lease of this name for `owner` until `now_ms + lease_ms`; whether it is
+/// held now.
 ///
-/// An owner is any number that no other VM uses. A store that fails grants nothing.
-pub fn take(store: &impl Store, owner: u64, now_ms: u64, lease_ms: u64) -> bool {
-    let Ok(seen) = store.read(LEASE_KEY) else {
+/// An owner is a number that no other VM uses, and larger than those of older ones. A store that
+/// fails grants nothing.
+pub fn take(store: &impl Store, name: &str, owner: u64, now_ms: u64, lease_ms: u64) -> bool {
+    let key = format!("{LEASE_KEY}.{name}");
+    let Ok(seen) = store.read(&key) else {
         return false;
     };
     let held = seen.value.as_deref().and_then(decode);
-    if held.is_some_and(|(holder, until_ms)| holder != owner && now_ms < until_ms) {
+    if held.is_some_and(|(holder, until_ms)| holder > owner && now_ms < until_ms) {
         return false;
     }
     let mut bytes = [0; 16];
     let (left, right) = bytes.split_at_mut(8);
     left.copy_from_slice(&owner.to_le_bytes());
     right.copy_from_slice(&now_ms.saturating_add(lease_ms).to_le_bytes());
-    store.write(LEASE_KEY, &bytes, Some(seen.cas)).is_ok()
+    store.write(&key, &bytes, Some(seen.cas)).is_ok()
 }
 
 fn decode(bytes: &[u8]) -> Option<(u64, u64)> {
@@ -39,21 +54,43 @@ mod tests {
     use super::*;
     use crate::store::MemoryStore;
 
+    const LEASE: u64 = 500;
+
     #[test]
     fn one_holder_at_a_time_and_another_when_it_stops() {
         let store = MemoryStore::new();
-        assert!(take(&store, 1, 1000, 500));
-        assert!(!take(&store, 2, 1400, 500));
-        assert!(take(&store, 1, 1400, 500));
-        assert!(!take(&store, 2, 1899, 500));
-        assert!(take(&store, 2, 1900, 500));
-        assert!(!take(&store, 1, 1901, 500));
+        let take = |owner, now_ms| take(&store, "pool.llm", owner, now_ms, LEASE);
+        assert!(take(2, 1000));
+        assert!(!take(1, 1400));
+        assert!(take(2, 1400));
+        assert!(!take(1, 1899));
+        assert!(take(1, 1900));
+    }
+
+    #[test]
+    fn a_younger_one_takes_over_at_once_and_keeps_it() {
+        let store = MemoryStore::new();
+        let take = |owner, now_ms| take(&store, "pool.llm", owner, now_ms, LEASE);
+        assert!(take(1, 1000));
+        assert!(take(2, 1001));
+        assert!(!take(1, 1002));
+        assert!(take(2, 1003));
+    }
+
+    #[test]
+    fn each_pool_has_a_holder_of_its_own() {
+        let store = MemoryStore::new();
+        assert!(take(&store, &of_pool("llm"), 2, 1000, LEASE));
+        assert!(take(&store, &of_pool("loads"), 1, 1000, LEASE));
+        assert!(take(&store, OF_LOADS, 1, 1000, LEASE));
+        assert!(!take(&store, &of_pool("llm"), 1, 1000, LEASE));
     }
 
     #[test]
     fn a_lease_of_another_layout_is_taken_over() {
         let store = MemoryStore::new();
-        store.write(LEASE_KEY, b"short", None).unwrap();
-        assert!(take(&store, 1, 1000, 500));
+        let key = format!("{LEASE_KEY}.{OF_LOADS}");
+        store.write(&key, b"short", None).unwrap();
+        assert!(take(&store, OF_LOADS, 1, 1000, LEASE));
     }
 }

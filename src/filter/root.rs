@@ -29,6 +29,8 @@ const TICK_MS: u64 = 100;
 const POLL_TIMEOUT_MS: u64 = 2000;
 /// The lease outlives this many polls, so that a slow one does not cost it.
 const LEASE_POLLS: u64 = 4;
+/// The lease on the fading of failures: ten ticks.
+const LOADS_LEASE_MS: u64 = 1000;
 /// Time between two writings of the per-host gauges.
 const GAUGES_MS: u64 = 250;
 
@@ -47,8 +49,8 @@ pub fn start() {
 struct Root {
     id: u32,
     worker: Option<Rc<Worker>>,
-    /// This VM's name in the lease: no two VMs start their contexts in the same microsecond with
-    /// the same number.
+    /// This VM's name in the leases, larger than those of older ones: no two VMs start their
+    /// contexts in the same microsecond with the same number.
     owner: u64,
     fleet: RefCell<Fleet>,
     source: RefCell<AdminSource>,
@@ -64,13 +66,13 @@ impl Root {
         Self {
             id,
             worker: None,
-            owner: host::now_us().rotate_left(8) ^ u64::from(id),
+            owner: host::now_us() << 8 | u64::from(id) & 0xff,
             fleet: RefCell::default(),
             source: RefCell::new(AdminSource::new("")),
             polled_ms: Cell::new(0),
             poll_pending: Cell::new(false),
             gauges_ms: Cell::new(0),
-            faded_ms: Cell::new(0),
+            faded_ms: Cell::new(host::now_ms()),
             source_lost: Cell::new(false),
         }
     }
@@ -84,9 +86,10 @@ impl Root {
         }
     }
 
-    /// Lets failures fade, if this VM holds the lease and it is time.
+    /// Lets the failures of all pools fade, if this VM holds the lease and it is time.
     fn fade_failures(&self, worker: &Worker, now_ms: u64) {
-        if now_ms.saturating_sub(self.faded_ms.get()) < FAILURES_HALVE_MS {
+        let is_holder = lease::take(&Shared, lease::OF_LOADS, self.owner, now_ms, LOADS_LEASE_MS);
+        if !is_holder || now_ms.abs_diff(self.faded_ms.get()) < FAILURES_HALVE_MS {
             return;
         }
         self.faded_ms.set(now_ms);
@@ -105,12 +108,13 @@ impl Root {
             HostSource::Admin { poll_ms, .. } => u64::from(*poll_ms),
             HostSource::Static(_) => 1000,
         };
-        if !lease::take(&Shared, self.owner, now_ms, poll_ms * LEASE_POLLS) {
+        let lease = lease::of_pool(&pool.name);
+        if !lease::take(&Shared, &lease, self.owner, now_ms, poll_ms * LEASE_POLLS) {
             return;
         }
-        self.fade_failures(worker, now_ms);
         self.write_gauges(worker, now_ms);
-        let since_ms = now_ms.saturating_sub(self.polled_ms.get());
+        // Not `saturating_sub`: a clock that is set back must not stop the polls until it is there.
+        let since_ms = now_ms.abs_diff(self.polled_ms.get());
         let lost = self.poll_pending.get() && since_ms > POLL_TIMEOUT_MS * 2;
         if since_ms < poll_ms || (self.poll_pending.get() && !lost) {
             return;
@@ -162,7 +166,7 @@ impl Root {
     }
 
     fn write_gauges(&self, worker: &Worker, now_ms: u64) {
-        if now_ms.saturating_sub(self.gauges_ms.get()) < GAUGES_MS {
+        if now_ms.abs_diff(self.gauges_ms.get()) < GAUGES_MS {
             return;
         }
         self.gauges_ms.set(now_ms);
@@ -270,6 +274,7 @@ impl RootContext for Root {
         self.release_overdue(&worker, now_ms);
         worker.ledger.pay(&Shared);
         worker.refresh();
+        self.fade_failures(&worker, now_ms);
         self.keep_hosts(&worker, now_ms);
     }
 
