@@ -3,15 +3,15 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use prefix_router::names::DECISIONS;
 use serde_json::{Value, json};
+use tools::churn::{ChurnArgs, churn};
 use tools::setup;
 use tools::testkit::{
     Behaviour, Connection, Gateway, MockEngine, Protocol, Request, Traffic, TrafficPlan,
-    TrafficReport, ask, prompt_of,
+    TrafficReport, ask,
 };
 
 const SOON: Duration = Duration::from_secs(20);
@@ -19,11 +19,6 @@ const SOON: Duration = Duration::from_secs(20);
 const UNDER_LOAD: Duration = Duration::from_secs(6);
 /// An answer takes 5 ms; anything near this was held up by something.
 const HUNG: Duration = Duration::from_secs(5);
-
-/// Keys that depend on the prompt alone, and full shares at once.
-fn fixed() -> Value {
-    json!({"routing": "fixed", "prefix_length": 1024, "limit": 1000, "slow_start_ms": 0})
-}
 
 #[track_caller]
 fn assert_unharmed(report: &TrafficReport) {
@@ -36,67 +31,24 @@ fn assert_unharmed(report: &TrafficReport) {
     assert!(report.sent > 100, "only {} requests were sent", report.sent);
 }
 
-/// Each prefix's host while nothing changes.
-async fn homes(gateway: &Gateway, prefixes: u64) -> Vec<String> {
-    let client = gateway.client(Protocol::Http1);
-    let mut homes = Vec::new();
-    for prefix in 0..prefixes {
-        homes.push(client.host(prompt_of(prefix)).await.unwrap());
-    }
-    homes
-}
-
 #[tokio::test]
 async fn a_host_that_comes_and_goes_every_second_harms_no_request_and_moves_only_its_own() {
-    const PREFIXES: u64 = 400;
-    let engines = MockEngine::start_many(8).await.unwrap();
-    let gateway = Gateway::of(&engines)
-        .eds()
-        .pool(fixed())
-        .start()
-        .await
-        .unwrap();
-    let eight = homes(&gateway, PREFIXES).await;
-    gateway.set_hosts(&engines[..7]).await.unwrap();
-    gateway.wait_hosts("usable", 7, SOON).await.unwrap();
-    let seven = homes(&gateway, PREFIXES).await;
-    let moved = eight
-        .iter()
-        .zip(&seven)
-        .filter(|(with, without)| with != without)
-        .count();
-    // An eighth, two points, and the luck of 400 draws (three standard deviations are 5 points).
-    assert!(
-        moved as f64 / PREFIXES as f64 <= 0.125 + 0.02 + 0.05,
-        "{moved} prefixes moved"
-    );
-
-    let plan = TrafficPlan {
-        prefixes: PREFIXES,
-        ..TrafficPlan::default()
+    let args = ChurnArgs {
+        seconds: UNDER_LOAD.as_secs(),
+        flaps_per_second: 1.0,
+        engines: 8,
+        workers: 2,
+        rate: 200.0,
+        prefixes: 400,
+        json: false,
     };
-    let traffic = Traffic::start(gateway.address(), &plan);
-    let started = Instant::now();
-    let mut flaps = 0;
-    while started.elapsed() < UNDER_LOAD {
-        gateway.set_hosts(&engines).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        gateway.set_hosts(&engines[..7]).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        flaps += 1;
-    }
-    let report = traffic.stop().await.unwrap();
-    assert!(flaps >= 2, "{flaps} flaps");
-    assert_unharmed(&report);
-    for (prefix, hosts) in &report.hosts {
-        let n = *prefix as usize;
-        let allowed: BTreeSet<String> = [eight[n].clone(), seven[n].clone()].into();
-        assert!(
-            hosts.is_subset(&allowed),
-            "prefix {prefix} of {allowed:?} went to {hosts:?}"
-        );
-    }
-    gateway.quiet().await.unwrap();
+    let report = churn(&args).await.unwrap();
+    println!("{report}");
+    assert!(report.faults().is_empty(), "{:?}", report.faults());
+    assert!(report.flaps >= 2, "{report}");
+    assert!(report.requests > 200, "{report}");
+    // An eighth, two points, and the luck of 400 draws: three standard deviations are 5 points.
+    assert!(report.share_of_host <= 0.125 + 0.02 + 0.05, "{report}");
 }
 
 #[tokio::test]

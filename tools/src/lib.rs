@@ -12,6 +12,7 @@
 
 pub mod bench;
 pub mod check;
+pub mod churn;
 pub mod demo;
 pub mod engine;
 pub mod harness;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tools::{bench, check, demo, engine, load, setup, simulate, soak};
+use tools::{bench, check, churn, demo, engine, load, setup, simulate, soak};
 
 /// Prefix-aware routing for LLM engines behind Envoy: set up, try, measure, explain
 #[derive(Parser)]
@@ -19,6 +19,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Say whether a filter configuration is valid, and what it means
     Check(check::CheckArgs),
+    /// Let a host come and go under traffic, and count what fails and what moves
+    Churn(churn::ChurnArgs),
     /// Show what routing by prefix brings: engines, Envoy with and without the filter, one load
     Demo(Box<demo::DemoArgs>),
     /// Compare routing policies in virtual time
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Bench(args) => bench::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Churn(args) => churn::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Simulate(args) => simulate::run(*args),
         Command::Engine(args) => engine::run(*args),
