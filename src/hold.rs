@@ -15,6 +15,8 @@ const HOLD_KEY: &str = "prefix_router.1.hold";
 /// A refused body may have grown past the limit by one read of the socket, which is at most the
 /// limit and 16 KiB: with limits from 8 KiB on, a quarter of it is below the limit.
 const SAFE_PART: u64 = 4;
+/// Let go with whatever comes first.
+const AT_ONCE: u64 = 1;
 /// Attempts against other workers that learn the same.
 const ATTEMPTS_MAX: u32 = 4;
 
@@ -55,8 +57,17 @@ pub fn bytes_max(learned: Option<u64>, declared: Option<u64>, configured: u64) -
         (None, _) => configured,
         // Held to its end, which comes before the limit.
         (Some(safe), Some(length)) if length <= safe => configured,
-        // One byte: let go with whatever comes first.
-        (Some(_), _) => 1,
+        (Some(_), _) => AT_ONCE,
+    }
+}
+
+/// The same, now that so much of the body is there: one that is let go at once is read as far as
+/// it has come, or all large prompts would look alike.
+#[must_use]
+pub fn bytes_max_now(bytes_max: u64, buffered: u64, configured: u64) -> u64 {
+    match bytes_max {
+        AT_ONCE => buffered.min(configured).max(AT_ONCE),
+        held => held,
     }
 }
 
@@ -79,6 +90,16 @@ mod tests {
         assert!(!learn(&store, 90_000));
         assert!(learn(&store, 4_000));
         assert_eq!(learned(&store), Some(1_000));
+    }
+
+    #[test]
+    fn what_is_let_go_at_once_is_read_as_far_as_it_has_come() {
+        let at_once = bytes_max(Some(1_000), None, 8_000);
+        //  buffered → read
+        for (buffered, expected) in [(0, 1), (1, 1), (5_000, 5_000), (9_000, 8_000)] {
+            assert_eq!(bytes_max_now(at_once, buffered, 8_000), expected);
+        }
+        assert_eq!(bytes_max_now(8_000, 5_000, 8_000), 8_000);
     }
 
     #[test]

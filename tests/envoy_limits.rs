@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
+
 use prefix_router::names::BODY_REFUSED;
 use serde_json::json;
 use tools::testkit::{Gateway, GatewayPlan, MockEngine, Protocol, Request, chat, sha256, words};
@@ -100,15 +102,20 @@ async fn without_the_route_limit_one_refusal_teaches_every_worker() {
         assert_eq!(counted, 1.0, "{protocol:?}");
         let told = gateway.envoy().log_lines("request_body_buffer_limit");
         assert_eq!(told.len(), 1, "{protocol:?}: {told:?}");
-        // Small bodies are read whole as before, and large ones still have a home.
-        let homes: Vec<_> = [0, 1]
-            .map(|_| Request::chat(chat(&words(7, 2000), "hello")))
-            .into();
-        let mut hosts = Vec::new();
-        for request in homes {
-            hosts.push(client.host(request).await.unwrap());
+        // Small bodies are read whole as before, and large ones still have homes of their own.
+        for words_after in [10, 20_000] {
+            let mut used = BTreeSet::new();
+            for prompt in 0..30 {
+                let body = chat(&words(prompt, 2000), &words(1, words_after));
+                let mut hosts = Vec::new();
+                for _ in 0..2 {
+                    hosts.push(client.host(Request::chat(body.clone())).await.unwrap());
+                }
+                assert_eq!(hosts[0], hosts[1], "{protocol:?} prompt {prompt}");
+                used.extend(hosts);
+            }
+            assert_eq!(used.len(), 3, "{protocol:?}: all went to {used:?}");
         }
-        assert_eq!(hosts[0], hosts[1]);
         gateway.quiet().await.unwrap();
     }
 }

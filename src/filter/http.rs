@@ -113,7 +113,7 @@ impl Http {
         let verdict = watchdog.body(self.id, now_ms, bounds);
         drop(watchdog);
         match verdict {
-            Verdict::Held => return Some(self.bytes_max),
+            Verdict::Held => return Some(self.worker.bytes_max_now(self.bytes_max, buffered)),
             Verdict::Late => return Some(buffered),
             Verdict::LetGo => {}
             Verdict::FlagUnset => {

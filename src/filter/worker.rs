@@ -184,6 +184,12 @@ impl Worker {
         hold::bytes_max(hold::learned(&Shared), declared, configured)
     }
 
+    /// The same, now that so much of it is there.
+    pub fn bytes_max_now(&self, bytes_max: u64, buffered: u64) -> u64 {
+        let configured = u64::from(self.config.request.body_bytes_max);
+        hold::bytes_max_now(bytes_max, buffered, configured)
+    }
+
     /// Envoy refused a body that was held, when it had this much of it.
     pub fn body_refused(&self, buffered: u64) {
         self.metrics.body_refused();
