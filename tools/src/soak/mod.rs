@@ -27,7 +27,7 @@ pub use report::Report;
 use report::{Clock, Tally};
 
 /// How long an engine that crashed stays away.
-const DOWN: Duration = Duration::from_millis(300);
+pub(super) const DOWN: Duration = Duration::from_millis(300);
 /// Requests between two crashes: at 1,500 requests per second, one every two seconds.
 const CRASH_EVERY: u64 = 3000;
 /// Tells a filter with test hooks to panic in the named callback.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::DOWN;
 use super::ending::{Ending, Fate};
 
 /// A crash also meets requests that were sent over a connection that was just then going away.
@@ -44,12 +45,20 @@ impl Clock {
     }
 
     /// What explains that a request of this time did not end as meant.
-    fn excuse(&self, started: Instant, ended: Instant) -> Option<Excuse> {
+    fn excuse(&self, ending: Ending, started: Instant, ended: Instant) -> Option<Excuse> {
         let met = |at: &Instant, reach| started <= *at + reach && *at <= ended;
         if lock(&self.panics).iter().any(|at| met(at, PANIC_REACH)) {
             return Some(Excuse::Panic);
         }
-        let crashed = lock(&self.crashes).iter().any(|at| met(at, CRASH_REACH));
+        // Without a prompt Envoy's own policy chooses, and may choose a dead engine three times.
+        let away = if ending == Ending::NoPrompt {
+            DOWN
+        } else {
+            Duration::ZERO
+        };
+        let crashed = lock(&self.crashes)
+            .iter()
+            .any(|at| met(at, CRASH_REACH + away));
         crashed.then_some(Excuse::Crash)
     }
 }
@@ -93,7 +102,7 @@ impl Tally {
             count.meant += 1;
             return;
         };
-        match clock.excuse(started, ended) {
+        match clock.excuse(ending, started, ended) {
             Some(Excuse::Crash) => count.crash += 1,
             Some(Excuse::Panic) => count.panic += 1,
             None => {
