@@ -52,7 +52,7 @@ pub fn order<H: Copy>(key: Key, hosts: &[H], traits: impl Fn(&H) -> (HostId, u32
 }
 
 /// Weights above this are taken as this much: 2^20 leaves the arithmetic below its room.
-const WEIGHT_MAX: u32 = 1 << 20;
+pub const WEIGHT_MAX: u32 = 1 << 20;
 
 /// How far a host of this weight is from a key: −log2(score / 2^64) ÷ weight. The host with the
 /// least distance is home with a probability in proportion to its weight, and a weight that grows

@@ -11,7 +11,7 @@ use crate::hosts::State;
 use crate::index::{HostRef, Page};
 use crate::learned::{Expectation, Learned, MARGIN_TOKENS, Report};
 use crate::load::{Ledger, Loads, Seat};
-use crate::placement::HostId;
+use crate::placement::{HostId, WEIGHT_MAX};
 use crate::popularity::{self, Heat};
 use crate::prefix::{BYTES_PER_TOKEN, Key, Kinds, Prompt, mix};
 use crate::request::Request;
@@ -60,12 +60,13 @@ impl View {
         let usable = hosts
             .iter()
             .filter(|host| host.state.is_some_and(State::is_usable));
+        let heaviest = usable.clone().map(|host| host.weight).max().unwrap_or(1);
         let candidates = usable
             .map(|host| Candidate {
                 seat: host.seat,
                 id: host.id,
                 known_as: HostRef::new(host.seat, host.epoch),
-                weight: host.weight.saturating_mul(WEIGHT_UNIT),
+                weight: weight_of(host.weight, heaviest),
             })
             .collect();
         Self {
@@ -93,7 +94,9 @@ impl View {
         let first_ms = usable().map(|host| host.since_ms).min().unwrap_or(0);
         let is_starting = |host: &Host| {
             let is_late = host.since_ms > first_ms.saturating_add(TOGETHER_MS);
-            is_late && now_ms < host.since_ms.saturating_add(slow_start_ms)
+            // Not before it came either: the clock may have been set back.
+            let until_ms = host.since_ms.saturating_add(slow_start_ms);
+            is_late && (host.since_ms..until_ms).contains(&now_ms)
         };
         if !usable().any(is_starting) {
             return Cow::Borrowed(&self.candidates);
@@ -126,6 +129,17 @@ impl View {
             .find(|host| host.seat == seat)
             .map(|host| host.address.as_str())
     }
+}
+
+/// A host's weight in placement: its own in steps of a slow start; of a pool whose weights are too
+/// large for the arithmetic, in proportion to the heaviest.
+fn weight_of(own: u32, heaviest: u32) -> u32 {
+    let unit = u64::from(WEIGHT_UNIT);
+    let scaled = match u64::from(heaviest) * unit {
+        most if most <= u64::from(WEIGHT_MAX) => u64::from(own) * unit,
+        _ => u64::from(own) * u64::from(WEIGHT_MAX) / u64::from(heaviest),
+    };
+    u32::try_from(scaled).unwrap_or(WEIGHT_MAX).max(1)
 }
 
 /// How a pool chooses.
@@ -486,4 +500,50 @@ fn known(page: &Page, plan: &Plan, hosts: &[Candidate]) -> Vec<f64> {
             .map_or(0.0, |(_, tokens)| *tokens)
     };
     hosts.iter().map(known).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::Slot;
+
+    fn view(hosts: &[(u32, u64)]) -> View {
+        let host = |(n, &(weight, since_ms)): (u16, &(u32, u64))| Host {
+            address: format!("10.0.0.{n}:80"),
+            seat: Seat {
+                slot: Slot(n),
+                generation: 1,
+            },
+            id: HostId::of(&format!("10.0.0.{n}:80")),
+            epoch: 0,
+            weight,
+            since_ms,
+            state: Some(State::Usable),
+        };
+        View::new(1, (0..).zip(hosts).map(host).collect())
+    }
+
+    #[track_caller]
+    fn check(weights: &[u32], expected: &[u32]) {
+        let hosts: Vec<(u32, u64)> = weights.iter().map(|weight| (*weight, 0)).collect();
+        let view = view(&hosts);
+        let found: Vec<u32> = view.candidates().iter().map(|host| host.weight).collect();
+        assert_eq!(found, expected, "weights {weights:?}");
+    }
+
+    #[test]
+    fn weights_of_any_size_keep_their_proportion() {
+        check(&[1, 2, 4], &[256, 512, 1024]);
+        check(&[1, 4096], &[256, 1 << 20]);
+        check(&[40_000, 80_000, 1], &[1 << 19, 1 << 20, 13]);
+        check(&[1, u32::MAX], &[1, 1 << 20]);
+    }
+
+    #[test]
+    fn a_late_host_grows_to_its_weight_and_keeps_it_when_the_clock_is_set_back() {
+        let view = view(&[(1, 1000), (1, 100_000)]);
+        let weight_at = |now_ms| view.candidates_at(now_ms, 30_000)[1].weight;
+        let found = [99_999, 100_000, 115_000, 130_000].map(weight_at);
+        assert_eq!(found, [256, 1, 128, 256]);
+    }
 }
