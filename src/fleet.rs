@@ -349,10 +349,15 @@ impl Fleet {
     }
 }
 
+/// The table; an empty one if there is none.
+fn read_table(store: &impl Store) -> Table {
+    let seen = store.read(TABLE_KEY).ok().and_then(|seen| seen.value);
+    seen.as_deref().and_then(Table::decode).unwrap_or_default()
+}
+
 /// Slots of hosts that are in several pools.
 fn shared_slots(store: &impl Store) -> BTreeSet<Slot> {
-    let seen = store.read(TABLE_KEY).ok().and_then(|seen| seen.value);
-    let table = seen.as_deref().and_then(Table::decode).unwrap_or_default();
+    let table = read_table(store);
     let mut slots = BTreeSet::new();
     let members = table.members.iter().map(|member| member.slot);
     members.filter(|slot| !slots.insert(*slot)).collect()
@@ -396,12 +401,19 @@ pub fn view(store: &impl Store, pool: &str) -> Option<View> {
     ))
 }
 
-/// What each host of the view carries, those of the pool first.
+/// What each host of the view carries, those of the pool first, then those that have left; not
+/// those that are only in other pools.
 pub fn loads(store: &impl Store, view: &View) -> Vec<(String, Load)> {
     let Ok(loads) = load::read(store) else {
         return Vec::new();
     };
+    let table = read_table(store);
+    let is_elsewhere = |host: &&Host| {
+        let mut members = table.members.iter();
+        host.state.is_none() && members.any(|member| member.slot == host.seat.slot)
+    };
     let mut hosts: Vec<&Host> = view.hosts.iter().collect();
+    hosts.retain(|host| !is_elsewhere(host));
     hosts.sort_by_key(|host| host.state.is_none());
     hosts
         .into_iter()
@@ -574,6 +586,12 @@ mod tests {
         );
         proxy.book(llm.seat_of("b:1").unwrap());
         assert_eq!(proxy.in_flight(other.seat_of("b:1").unwrap()), 1);
+        let shown = |view: &View| -> Vec<(String, u32)> {
+            let loads = loads(&proxy.store, view).into_iter();
+            loads.map(|(host, load)| (host, load.in_flight)).collect()
+        };
+        assert_eq!(shown(&llm), [("a:1".into(), 0), ("b:1".into(), 1)]);
+        assert_eq!(shown(&other), [("b:1".into(), 1), ("c:1".into(), 0)]);
     }
 
     #[test]
