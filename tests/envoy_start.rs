@@ -98,7 +98,8 @@ fn without_stop_iteration(gateway: GatewayPlan) -> GatewayPlan {
 #[tokio::test]
 async fn without_the_stop_iteration_setting_every_request_is_released_within_a_second() {
     let engines = MockEngine::start_many(3).await.unwrap();
-    let gateway = without_stop_iteration(Gateway::of(&engines))
+    let config = json!({"debug_headers": "always"});
+    let gateway = without_stop_iteration(Gateway::of(&engines).config(config))
         .start()
         .await
         .unwrap();
@@ -111,6 +112,8 @@ async fn without_the_stop_iteration_setting_every_request_is_released_within_a_s
             let body = chat(&words(n, 2000), &words(n + 1, 100_000));
             let answer = client.ok(Request::chat(body.clone())).await.unwrap();
             assert_eq!(answer.seen_sha256().unwrap(), sha256(&body));
+            let why = answer.header("x-prefix-router-decision");
+            assert_eq!(why.as_deref(), Some("abstain (watchdog)"));
             start.elapsed()
         });
     }

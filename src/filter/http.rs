@@ -37,6 +37,8 @@ pub struct Http {
     /// How many of them are waited for.
     bytes_max: u64,
     placed: Option<Placed>,
+    /// Why it is not placed, if it is not.
+    passed: Abstain,
     /// The API of the request's body.
     api: &'static str,
     answer: Answer,
@@ -57,6 +59,8 @@ impl Http {
             buffered: 0,
             bytes_max: 0,
             placed: None,
+            // As long as it was not let go for another reason.
+            passed: Abstain::NotAPrompt,
             api: "",
             answer: Answer::default(),
             debug_headers: false,
@@ -98,6 +102,7 @@ impl Http {
 
     fn abstain(&mut self, why: Abstain) -> Action {
         self.request.free();
+        self.passed = why;
         self.worker.metrics.abstained(why);
         Action::Continue
     }
@@ -126,6 +131,7 @@ impl Http {
             }
         }
         self.request.free();
+        self.passed = Abstain::Watchdog;
         None
     }
 
@@ -178,9 +184,10 @@ impl Http {
 
     fn write_debug_headers(&self, served_by: Option<&str>) {
         let decision = match &self.placed {
-            Some(placed) => placed.placement.decision.describe(),
-            None => Abstain::NotAPrompt.label().to_owned(),
+            Some(placed) => placed.placement.decision,
+            None => Decision::Abstain(self.passed),
         };
+        let decision = decision.describe();
         host::set_response_header(names::DEBUG_DECISION, &decision);
         if let Some(address) = served_by {
             host::set_response_header(names::DEBUG_HOST, address);
