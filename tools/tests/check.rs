@@ -140,6 +140,16 @@ fn warns_of_what_keeps_the_filter_from_working() {
         "x-prefix-route-pool",
     );
     check_warning("tag_name: pool,", "tag_name: llm,", "labels");
+    check_warning(
+        "- header: x-prefix-route-host",
+        "- header: x-a",
+        "header_to_metadata",
+    );
+    check_warning(
+        "override_host.v3.OverrideHost",
+        "random.v3.Random",
+        "cluster engines ignores",
+    );
 }
 
 #[test]

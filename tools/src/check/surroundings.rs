@@ -11,6 +11,9 @@ use serde_json::Value;
 /// What the filter is called in `root_id` and `name`.
 const FILTER: &str = "prefix_router";
 
+/// The policy that obeys the filter.
+const OVERRIDE_HOST: &str = "override_host.v3.OverrideHost";
+
 /// Envoy's files nest about 20 levels.
 const DEPTH_MAX: usize = 64;
 
@@ -113,6 +116,7 @@ pub(super) fn warnings(document: &Value, filter: &Value, config: &Config) -> Vec
     let mut warnings = own_warnings(filter);
     if document.get("static_resources").is_some() {
         warnings.extend(missing_clusters(document, config));
+        warnings.extend(choices_lost(document, config));
         warnings.extend(bootstrap_warnings(document, config));
     }
     warnings
@@ -141,20 +145,19 @@ fn own_warnings(filter: &Value) -> Vec<String> {
     warnings
 }
 
+/// The cluster of that name in the file.
+fn cluster<'v>(document: &'v Value, name: &str) -> Option<&'v Value> {
+    let clusters = document.pointer("/static_resources/clusters")?.as_array()?;
+    let named = |cluster: &&Value| cluster.get("name").and_then(Value::as_str) == Some(name);
+    clusters.iter().find(named)
+}
+
 fn missing_clusters(document: &Value, config: &Config) -> Vec<String> {
     // Clusters may also come from a management server.
     if document.pointer("/dynamic_resources/cds_config").is_some() {
         return Vec::new();
     }
-    let clusters = document.pointer("/static_resources/clusters");
-    let clusters = clusters
-        .and_then(Value::as_array)
-        .map_or(&[][..], Vec::as_slice);
-    let is_there = |name: &str| {
-        clusters
-            .iter()
-            .any(|cluster| cluster.get("name").and_then(Value::as_str) == Some(name))
-    };
+    let is_there = |name: &str| cluster(document, name).is_some();
     let mut names = Vec::new();
     for pool in &config.pools {
         names.push(&pool.cluster);
@@ -167,6 +170,36 @@ fn missing_clusters(document: &Value, config: &Config) -> Vec<String> {
         .into_iter()
         .map(|name| format!("the file has no cluster {name}"))
         .collect()
+}
+
+/// What keeps the filter's choices from the clusters' policies: Envoy then starts, and balances as
+/// if there were no filter.
+fn choices_lost(document: &Value, config: &Config) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let mut moved = false;
+    visit(document, &mut String::new(), DEPTH_MAX, &mut |value, _| {
+        let header = value.get("header").and_then(Value::as_str);
+        moved |= header == Some(names::ROUTE_HOST) && value.get("on_header_present").is_some();
+    });
+    if !moved {
+        warnings.push(
+            "the filter's choices are lost: copy header_to_metadata from envoy/envoy.yaml".into(),
+        );
+    }
+    for pool in &config.pools {
+        let Some(cluster) = cluster(document, &pool.cluster) else {
+            continue;
+        };
+        let policy = cluster.get("load_balancing_policy");
+        if policy.is_none_or(|policy| !policy.to_string().contains(OVERRIDE_HOST)) {
+            warnings.push(format!(
+                "cluster {} ignores the filter's choices: copy load_balancing_policy from \
+                 envoy/envoy.yaml",
+                pool.cluster
+            ));
+        }
+    }
+    warnings
 }
 
 fn bootstrap_warnings(document: &Value, config: &Config) -> Vec<String> {
