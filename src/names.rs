@@ -111,10 +111,13 @@ macro_rules! metrics {
 
 metrics! {
     DECISIONS Counter [POOL, DECISION]
-        "Requests by what was decided: `home`, `divert` (elsewhere because of load), `saturated` \
-         (every host at its limit), `abstain` (left to Envoy's own policy).";
+        "Requests by what was decided: `home`, `match` (where more of the prompt was sent before), \
+         `divert` (elsewhere because of load), `saturated` (every host at its limit), `reject` \
+         (answered 429 because of that), `abstain` (left to Envoy's own policy).";
     ABSTAIN Counter [POOL, REASON]
-        "The requests left to Envoy's own policy, by reason.";
+        "The requests left to Envoy's own policy, by reason: `no_hosts` (none usable is known), \
+         `no_prefix` (nothing to go by), `not_a_prompt` (no body, another method), `watchdog` (the \
+         body did not come in time).";
     PAYLOAD Counter [POOL, API]
         "Bodies read, by the API they are of.";
     UNREAD Counter [POOL, REASON]
