@@ -16,7 +16,7 @@ use prefix_router::payload::parts::{Explained, Parts, Place, explain};
 use prefix_router::payload::{CacheKey, End, Head, Plan, RAW, ReadOptions, Tools, apis};
 use prefix_router::prefix::{Checkpoint, Coverage, HASH_FORMAT, Kinds, Part, Sink};
 
-/// Issue B asks for at least this many.
+/// Fewer than this, and the folder was not found or has lost files.
 const CASES_MIN: usize = 150;
 
 struct Case {

@@ -1,8 +1,9 @@
 //! Request body bytes → prompt, one file per API family.
 //!
 //! Guarantee: any bytes give a `Prompt`, in one pass, with bounded memory, however they are cut
-//! into windows. To add a family: one file with its [`Family`], its name among the modules
-//! and in [`FAMILIES`], one folder of cases in tests/payloads, one line in README.md. Not here: the ladders and the chain (prefix.rs), hosts.
+//! into windows. To add a family: one file with its [`Family`], its name among the modules and in
+//! [`FAMILIES`], one folder of cases in tests/payloads, one line in README.md. Not here: the ladders
+//! and the chain (prefix.rs), hosts.
 
 mod anthropic_messages;
 mod bedrock_converse;
