@@ -21,7 +21,8 @@ use super::trace::{Trace, TraceRequests};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "upper")]
 pub enum Kind {
-    /// Single questions behind 2,600 prompts of about 3,000 tokens, Zipf 0.55.
+    /// Single questions behind 2,600 prompts (650 in the demo without --full) of about 3,000 tokens,
+    /// Zipf 0.55.
     #[default]
     #[value(alias = "w1")]
     W1,
