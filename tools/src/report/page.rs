@@ -120,7 +120,9 @@ fn hosts(out: &mut String, report: &Report) {
     let _ = writeln!(out, "</tr>");
     let hosts = report.runs.first().map_or(&[][..], |run| &run.shares);
     for (number, (host, _)) in hosts.iter().enumerate() {
-        let _ = write!(out, "<tr><th>{}: {}</th>", number + 1, escape(host));
+        // On a narrow screen an address is broken before its port, not inside it.
+        let address = escape(host).replace(':', ":<wbr>");
+        let _ = write!(out, "<tr><th>{}: {address}</th>", number + 1);
         for run in &report.runs {
             let count = run.shares.iter().find(|(name, _)| name == host);
             let _ = write!(out, "<td>{}</td>", count.map_or(0, |(_, count)| *count));

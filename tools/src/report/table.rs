@@ -94,9 +94,10 @@ fn ms(value: Option<f64>) -> String {
     value.map_or("-".into(), |ms| format!("{ms:.0}"))
 }
 
-/// Breaks a sentence into lines that fit.
+/// Breaks a sentence into lines that fit, never between a number and its `%`.
 #[must_use]
 pub fn wrap(text: &str) -> Vec<String> {
+    let text = text.replace(" %", "\u{a0}%");
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let Some(line) = lines.last_mut() else {
@@ -112,12 +113,21 @@ pub fn wrap(text: &str) -> Vec<String> {
         }
     }
     lines
+        .into_iter()
+        .map(|line| line.replace('\u{a0}', " "))
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::report::tests::report;
+
+    #[test]
+    fn no_line_begins_with_a_percent_sign() {
+        let text = format!("{} 4.5 %).", "x".repeat(WIDTH - 4));
+        assert_eq!(wrap(&text), ["x".repeat(WIDTH - 4), "4.5 %).".to_owned()]);
+    }
 
     #[test]
     fn the_table_fits_eighty_columns_and_has_every_figure() {
