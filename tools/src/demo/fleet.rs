@@ -44,7 +44,7 @@ impl Fleet {
             free(address, "--engine-port")?;
         }
         if settings.port != 0 {
-            free(&(Ipv4Addr::UNSPECIFIED, settings.port).into(), "--port")?;
+            free(&(Ipv4Addr::LOCALHOST, settings.port).into(), "--port")?;
         }
         let names = addresses.iter().map(ToString::to_string).collect();
         let mut fleet = Self {
