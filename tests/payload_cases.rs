@@ -7,7 +7,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,9 @@ struct Case {
 impl Case {
     fn load(file: &Path) -> Self {
         let text = fs::read_to_string(file).unwrap();
-        let (input, expected) = text.split_once("\n===\n").unwrap();
+        // A new case may have its input only.
+        let input_only = (text.trim_end(), "");
+        let (input, expected) = text.split_once("\n===\n").unwrap_or(input_only);
         let (head, body) = input.split_once("\n\n").unwrap();
         let mut lines = head.lines();
         assert!(
@@ -350,11 +352,22 @@ fn hashes_are_those_of_the_format() {
         fs::write(file, shown).unwrap();
         return;
     }
-    assert_eq!(
-        fs::read_to_string(file).unwrap(),
-        shown,
-        "every cache in a fleet will go cold"
+    let known = fs::read_to_string(file).unwrap();
+    assert!(
+        known == shown,
+        "a new case only needs UPDATE=1; a key that changes makes every cache of a fleet cold:\n{}",
+        differences(&known, &shown)
     );
+}
+
+/// The lines that only one of two texts has.
+fn differences(before: &str, after: &str) -> String {
+    let only = |mark: &str, this: &str, other: &str| -> String {
+        let other: BTreeSet<&str> = other.lines().collect();
+        let lines = this.lines().filter(|line| !other.contains(line));
+        lines.map(|line| format!("{mark} {line}\n")).collect()
+    };
+    only("-", before, after) + &only("+", after, before)
 }
 
 fn show(explained: &Explained) -> String {
