@@ -34,9 +34,12 @@ impl Facts<'_> {
     pub fn may_carry_a_prompt(&self) -> bool {
         let prompt_method = matches!(self.method, b"POST" | b"PUT" | b"PATCH");
         let content_type = self.content_type.trim_ascii_start().to_ascii_lowercase();
-        let streamed = [&b"application/grpc"[..], b"multipart/"]
-            .iter()
-            .any(|kind| content_type.starts_with(kind));
+        let streamed = [
+            &b"application/grpc"[..],
+            b"application/connect+",
+            b"multipart/",
+        ];
+        let streamed = streamed.iter().any(|kind| content_type.starts_with(kind));
         prompt_method && !self.upgrade && !self.end_of_stream && !streamed
     }
 }
@@ -252,6 +255,25 @@ mod tests {
         let mut request = Request::default();
         request.hold(Reader::new(&Head::default(), &ReadOptions::default()));
         request
+    }
+
+    #[test]
+    fn calls_that_stream_both_ways_are_not_held() {
+        // content-type → whether it may carry a prompt
+        for (content_type, expected) in [
+            ("application/json", true),
+            ("", true),
+            ("application/connect+json", false),
+            ("application/grpc+proto", false),
+            (" Multipart/form-data; boundary=x", false),
+        ] {
+            let facts = Facts {
+                method: b"POST",
+                content_type: content_type.as_bytes(),
+                ..Facts::default()
+            };
+            assert_eq!(facts.may_carry_a_prompt(), expected, "{content_type}");
+        }
     }
 
     #[test]
