@@ -10,8 +10,13 @@
 
 use crate::store::{CREATE, Store, StoreError};
 
-/// The shared-data key of what was learned; its number is the layout's version.
-const HOLD_KEY: &str = "prefix_router.1.hold";
+/// The shared-data key of what was learned for a pool; its number is the layout's version. Pools
+/// are behind listeners with limits of their own.
+#[must_use]
+pub fn key(pool: &str) -> String {
+    format!("prefix_router.1.hold.{pool}")
+}
+
 /// A refused body may have grown past the limit by one read of the socket, which is at most the
 /// limit and 16 KiB: with limits from 8 KiB on, a quarter of it is below the limit.
 const SAFE_PART: u64 = 4;
@@ -22,15 +27,15 @@ const ATTEMPTS_MAX: u32 = 4;
 
 /// The length up to which bodies may be held; `None` while the proxy has refused none.
 #[must_use]
-pub fn learned(store: &impl Store) -> Option<u64> {
-    decode(store.read(HOLD_KEY).ok()?.value.as_deref())
+pub fn learned(store: &impl Store, key: &str) -> Option<u64> {
+    decode(store.read(key).ok()?.value.as_deref())
 }
 
 /// The proxy refused a body of which it had `buffered` bytes. Says whether that is news.
-pub fn learn(store: &impl Store, buffered: u64) -> bool {
+pub fn learn(store: &impl Store, key: &str, buffered: u64) -> bool {
     let safe = buffered / SAFE_PART;
     for _ in 0..ATTEMPTS_MAX {
-        let Ok(seen) = store.read(HOLD_KEY) else {
+        let Ok(seen) = store.read(key) else {
             return false;
         };
         if decode(seen.value.as_deref()).is_some_and(|known| known <= safe) {
@@ -41,7 +46,7 @@ pub fn learn(store: &impl Store, buffered: u64) -> bool {
         } else {
             CREATE
         };
-        match store.write(HOLD_KEY, &safe.to_le_bytes(), Some(cas)) {
+        match store.write(key, &safe.to_le_bytes(), Some(cas)) {
             Ok(()) => return true,
             Err(StoreError::Stale) => {}
             Err(StoreError::Refused) => return false,
@@ -61,12 +66,13 @@ pub fn bytes_max(learned: Option<u64>, declared: Option<u64>, configured: u64) -
     }
 }
 
-/// The same, now that so much of the body is there: one that is let go at once is read as far as
-/// it has come, or all large prompts would look alike.
+/// The same, now that so much of the body is there. One that is let go at once is read as far as
+/// it has come, or all large prompts would look alike; but no further than what may be held, so
+/// that of a longer one always the same part counts, however it arrives.
 #[must_use]
-pub fn bytes_max_now(bytes_max: u64, buffered: u64, configured: u64) -> u64 {
+pub fn bytes_max_now(bytes_max: u64, buffered: u64, learned: impl Fn() -> Option<u64>) -> u64 {
     match bytes_max {
-        AT_ONCE => buffered.min(configured).max(AT_ONCE),
+        AT_ONCE => buffered.min(learned().unwrap_or_default()).max(AT_ONCE),
         held => held,
     }
 }
@@ -83,23 +89,26 @@ mod tests {
     #[test]
     fn a_refusal_is_learned_once_and_only_downwards() {
         let store = MemoryStore::new();
-        assert_eq!(learned(&store), None);
-        assert!(learn(&store, 40_000));
-        assert_eq!(learned(&store), Some(10_000));
-        assert!(!learn(&store, 40_000));
-        assert!(!learn(&store, 90_000));
-        assert!(learn(&store, 4_000));
-        assert_eq!(learned(&store), Some(1_000));
+        let (ours, other) = (key("llm"), key("chat"));
+        assert_eq!(learned(&store, &ours), None);
+        assert!(learn(&store, &ours, 40_000));
+        assert_eq!(learned(&store, &ours), Some(10_000));
+        assert!(!learn(&store, &ours, 40_000));
+        assert!(!learn(&store, &ours, 90_000));
+        assert!(learn(&store, &ours, 4_000));
+        assert_eq!(learned(&store, &ours), Some(1_000));
+        assert_eq!(learned(&store, &other), None);
     }
 
     #[test]
     fn what_is_let_go_at_once_is_read_as_far_as_it_has_come() {
         let at_once = bytes_max(Some(1_000), None, 8_000);
+        let now = |bytes_max, buffered| bytes_max_now(bytes_max, buffered, || Some(1_000));
         //  buffered → read
-        for (buffered, expected) in [(0, 1), (1, 1), (5_000, 5_000), (9_000, 8_000)] {
-            assert_eq!(bytes_max_now(at_once, buffered, 8_000), expected);
+        for (buffered, expected) in [(0, 1), (1, 1), (500, 500), (9_000, 1_000)] {
+            assert_eq!(now(at_once, buffered), expected);
         }
-        assert_eq!(bytes_max_now(8_000, 5_000, 8_000), 8_000);
+        assert_eq!(now(8_000, 5_000), 8_000);
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub struct Worker {
     /// This VM's hand in the loads.
     pub ledger: Ledger,
     router: Router,
+    /// Where it is kept how much may be held.
+    hold_key: String,
     view: RefCell<Rc<View>>,
     sampler: Cell<Sampler>,
     reporting: RefCell<Reporting>,
@@ -61,6 +63,7 @@ impl Worker {
                     slow_start_ms: u64::from(pool.slow_start_ms),
                 },
             ),
+            hold_key: hold::key(&pool.name),
             view: RefCell::default(),
             plan: ReadPlan::new(&config.read),
             sampler: Cell::new(Sampler::new(config.learning.sample)),
@@ -181,19 +184,19 @@ impl Worker {
         let declared = std::str::from_utf8(content_length).ok();
         let declared = declared.and_then(|length| length.parse().ok());
         let configured = u64::from(self.config.request.body_bytes_max);
-        hold::bytes_max(hold::learned(&Shared), declared, configured)
+        hold::bytes_max(hold::learned(&Shared, &self.hold_key), declared, configured)
     }
 
     /// The same, now that so much of it is there.
     pub fn bytes_max_now(&self, bytes_max: u64, buffered: u64) -> u64 {
-        let configured = u64::from(self.config.request.body_bytes_max);
-        hold::bytes_max_now(bytes_max, buffered, configured)
+        let learned = || hold::learned(&Shared, &self.hold_key);
+        hold::bytes_max_now(bytes_max, buffered, learned)
     }
 
     /// Envoy refused a body that was held, when it had this much of it.
     pub fn body_refused(&self, buffered: u64) {
         self.metrics.body_refused();
-        if hold::learn(&Shared, buffered) {
+        if hold::learn(&Shared, &self.hold_key, buffered) {
             error!(
                 "Envoy refuses bodies that are held to be read (413, at {buffered} bytes): set \
                  request_body_buffer_limit of the virtual host above body_bytes_max; until then \
