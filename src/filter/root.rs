@@ -13,7 +13,7 @@ use proxy_wasm::types::{ContextType, LogLevel};
 use super::host::{self, Shared};
 use super::http::Http;
 use super::worker::Worker;
-use crate::config::{Config, HostSource};
+use crate::config::{Config, HostSource, Pool};
 use crate::fleet::{self, Fleet};
 use crate::hosts::{AdminSource, HostReport};
 use crate::lease;
@@ -104,14 +104,10 @@ impl Root {
         let Some(pool) = worker.config.pools.first() else {
             return;
         };
-        let poll_ms = match &pool.hosts {
-            HostSource::Admin { poll_ms, .. } => u64::from(*poll_ms),
-            HostSource::Static(_) => 1000,
-        };
-        let lease = lease::of_pool(&pool.name);
-        if !lease::take(&Shared, &lease, self.owner, now_ms, poll_ms * LEASE_POLLS) {
+        if !self.holds(pool, now_ms) {
             return;
         }
+        let poll_ms = poll_ms(pool);
         self.write_gauges(worker, now_ms);
         // Not `saturating_sub`: a clock that is set back must not stop the polls until it is there.
         let since_ms = now_ms.abs_diff(self.polled_ms.get());
@@ -133,6 +129,13 @@ impl Root {
                 }
             }
         }
+    }
+
+    /// Takes or renews the lease of the pool's hosts; whether this VM has it.
+    fn holds(&self, pool: &Pool, now_ms: u64) -> bool {
+        let lease = lease::of_pool(&pool.name);
+        let lease_ms = poll_ms(pool) * LEASE_POLLS;
+        lease::take(&Shared, &lease, self.owner, now_ms, lease_ms)
     }
 
     fn apply(&self, worker: &Worker, reports: &[HostReport], counted: bool) {
@@ -193,6 +196,13 @@ impl Root {
     }
 }
 
+fn poll_ms(pool: &Pool) -> u64 {
+    match &pool.hosts {
+        HostSource::Admin { poll_ms, .. } => u64::from(*poll_ms),
+        HostSource::Static(_) => 1000,
+    }
+}
+
 fn reports_of(addresses: &[String]) -> Vec<HostReport> {
     addresses
         .iter()
@@ -225,6 +235,10 @@ impl Context for Root {
         match answer {
             Err(why) => self.source_failed(&worker, &why.to_string()),
             Ok(reports) => {
+                let pool = worker.config.pools.first();
+                if !pool.is_some_and(|pool| self.holds(pool, host::now_ms())) {
+                    return; // A younger VM has taken over since this one asked.
+                }
                 if self.source_lost.replace(false) {
                     info!("host source is back");
                 }
@@ -256,6 +270,8 @@ impl RootContext for Root {
         ];
         host::record(host::gauge(&names::metric(names::BUILD_INFO, &labels)), 1);
         let worker = Worker::new(config, &pool);
+        // At once, or an older VM, whose listener drains, could apply its list until the first tick.
+        self.holds(&pool, host::now_ms());
         // A static list is there from the first request on; every VM applies the same.
         if let HostSource::Static(addresses) = &pool.hosts {
             self.apply(&worker, &reports_of(addresses), false);
