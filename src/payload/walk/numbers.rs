@@ -99,7 +99,20 @@ impl<S: Sink> Walker<S> {
     /// One more token id, in one step; false if this is none. Bodies with ids consist of nothing
     /// else.
     pub(super) fn token_whole(&mut self, whole: &[u8]) -> bool {
-        if !self.in_tokens || self.tokens_counted || self.gather.len() + 4 > GATHER_BYTES {
+        // Not every number behind a token id is one: an object may stand among them.
+        let among_tokens = self.value.is_none()
+            && self.stack.last().is_some_and(|frame| {
+                let node = matches!(
+                    frame.node,
+                    Node::Prompt | Node::BatchItem | Node::TensorData
+                );
+                node && !frame.object
+            });
+        if !self.in_tokens
+            || !among_tokens
+            || self.tokens_counted
+            || self.gather.len() + 4 > GATHER_BYTES
+        {
             return false;
         }
         self.number = Number::default();
