@@ -1,0 +1,247 @@
+//! One pool of the configuration: its hosts, its routing and what bounds it.
+//!
+//! Guarantee: options that contradict each other or have no effect beside others are refused. Not
+//! here: what pools mean together (config.rs).
+
+use super::group::Group;
+use super::options as opt;
+use super::problem::{ConfigError, Problem};
+use crate::cost::Constants;
+use crate::hosts;
+use crate::pool::Rule;
+use crate::popularity::Heat;
+use crate::route::Bounds;
+
+/// The hosts that serve one model, and how they are chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pool {
+    /// The label in metrics and debug headers.
+    pub name: String,
+    /// The Envoy cluster.
+    pub cluster: String,
+    /// Where the host list comes from.
+    pub hosts: HostSource,
+    /// How a prompt's key is found.
+    pub routing: Routing,
+    /// What load may do to the choice.
+    pub bounds: Bounds,
+    /// Whether a request that finds every host at its limit is answered 429.
+    pub rejects: bool,
+    /// Time over which a host that comes later takes its share, in milliseconds.
+    pub slow_start_ms: u32,
+    /// Whether the first choice goes out by itself, for Envoy to check its health.
+    pub strict_health: bool,
+}
+
+/// Where a pool's host list comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostSource {
+    /// Envoy's admin, polled through a cluster that leads to it.
+    Admin {
+        /// That cluster.
+        cluster: String,
+        /// Time between two polls.
+        poll_ms: u32,
+    },
+    /// The config: canonical `ip:port`, none twice.
+    Static(Vec<String>),
+}
+
+/// How a prompt's key is found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Routing {
+    /// By how popular its prefixes are.
+    Adaptive {
+        /// What decides how deep the key goes.
+        heat: Heat,
+        /// What the choice weighs.
+        constants: Constants,
+        /// Whether no other gateway sends to these hosts.
+        one_gateway: bool,
+    },
+    /// By this many characters of it.
+    Fixed {
+        /// Characters, or bytes of a native body.
+        prefix_length: u32,
+    },
+}
+
+impl Routing {
+    /// What the pool's router does.
+    #[must_use]
+    pub fn rule(self) -> Rule {
+        match self {
+            Self::Adaptive {
+                heat,
+                constants,
+                one_gateway,
+            } => Rule::Adaptive {
+                heat,
+                constants,
+                one_gateway,
+            },
+            Self::Fixed { .. } => Rule::Fixed,
+        }
+    }
+}
+
+/// Reads one item of `/pools`.
+pub(super) fn parse(pool: &Group<'_>) -> Result<Pool, ConfigError> {
+    let cluster = pool.text(&opt::CLUSTER)?.unwrap_or_default();
+    let name = pool.text(&opt::NAME)?.unwrap_or_else(|| cluster.clone());
+    let hosts = parse_hosts(&pool.group(&opt::HOSTS)?, &cluster)?;
+    let (routing, threshold) = parse_routing(pool)?;
+    let limit = pool.integer(&opt::LIMIT)?;
+    let limit = match (threshold, limit) {
+        (Some(_), Some(_)) => {
+            let other = match pool.has(&opt::AWS) {
+                true => opt::AWS_THRESHOLD.name(),
+                false => opt::CONCURRENCY_THRESHOLD.name(),
+            };
+            let reason = format!("contradicts {other}: they are the same, give one of them");
+            return Err(pool.contradiction(&opt::LIMIT, &reason));
+        }
+        (None, None) if matches!(routing, Routing::Fixed { .. }) => {
+            return Err(pool.missing(&opt::CONCURRENCY_THRESHOLD));
+        }
+        (threshold, limit) => threshold.or(limit),
+    };
+    if limit.is_none() && pool.has(&opt::PANIC_RULE) {
+        let reason = "has no effect without limit";
+        return Err(pool.contradiction(&opt::PANIC_RULE, reason));
+    }
+    let rejects = pool.text(&opt::ON_SATURATED)?.as_deref() == Some("reject");
+    if limit.is_none() && rejects {
+        let reason = "reject has no effect without limit";
+        return Err(pool.contradiction(&opt::ON_SATURATED, reason));
+    }
+    let panic_rule = pool.bool(&opt::PANIC_RULE)?.unwrap_or_default();
+    if panic_rule && rejects {
+        // When every host is at its limit, their mean is above half of it.
+        let reason = "reject has no effect without \"panic_rule\": false";
+        return Err(pool.contradiction(&opt::ON_SATURATED, reason));
+    }
+    Ok(Pool {
+        name,
+        cluster,
+        hosts,
+        routing,
+        bounds: Bounds { limit, panic_rule },
+        rejects,
+        slow_start_ms: pool.integer(&opt::SLOW_START_MS)?.unwrap_or_default(),
+        strict_health: pool.bool(&opt::STRICT_HEALTH)?.unwrap_or_default(),
+    })
+}
+
+fn parse_hosts(group: &Group<'_>, pool_cluster: &str) -> Result<HostSource, ConfigError> {
+    let admin = group.text(&opt::ADMIN_CLUSTER)?;
+    let list = group.texts(&opt::STATIC)?;
+    let (cluster, list) = match (admin, list) {
+        (Some(_), Some(_)) => {
+            let reason = "contradicts admin_cluster: hosts come from one of them";
+            return Err(group.contradiction(&opt::STATIC, reason));
+        }
+        (None, None) => {
+            return Err(group.error(Problem::Wrong {
+                expected: "admin_cluster (poll Envoy's admin) or static (a list of ip:port)".into(),
+                found: "neither".into(),
+            }));
+        }
+        (cluster, list) => (cluster, list),
+    };
+    if let Some(cluster) = cluster {
+        if cluster == pool_cluster {
+            let reason = "is the pool's own cluster; expected one that leads to Envoy's admin";
+            return Err(group.contradiction(&opt::ADMIN_CLUSTER, reason));
+        }
+        let poll_ms = group.integer(&opt::POLL_MS)?.unwrap_or_default();
+        return Ok(HostSource::Admin { cluster, poll_ms });
+    }
+    if group.has(&opt::POLL_MS) {
+        let reason = "contradicts static: a list in the config is not polled";
+        return Err(group.contradiction(&opt::POLL_MS, reason));
+    }
+    let mut hosts: Vec<String> = Vec::new();
+    for (index, text) in list.unwrap_or_default().iter().enumerate() {
+        // The form was checked with the list.
+        let address = hosts::canonical(text).unwrap_or_default();
+        if let Some(first) = hosts.iter().position(|host| *host == address) {
+            let reason = format!("is the address of item {first} again");
+            let mut error = group.contradiction(&opt::STATIC, &reason);
+            error.pointer = format!("{}/{index}", error.pointer);
+            return Err(error);
+        }
+        hosts.push(address);
+    }
+    Ok(HostSource::Static(hosts))
+}
+
+/// The routing, and the threshold if the options of `fixed` give one.
+fn parse_routing(pool: &Group<'_>) -> Result<(Routing, Option<u32>), ConfigError> {
+    let own = [&opt::PREFIX_LENGTH, &opt::CONCURRENCY_THRESHOLD];
+    let given = own.into_iter().find(|option| pool.has(option));
+    let routing = pool.text(&opt::ROUTING)?;
+    if pool.has(&opt::AWS) {
+        if let Some(option) = given {
+            let reason = "contradicts PrefixAwareRoutingConfig: give one of them";
+            return Err(pool.contradiction(option, reason));
+        }
+        if routing.as_deref() == Some("adaptive") {
+            let reason = "contradicts PrefixAwareRoutingConfig: expected \"fixed\"";
+            return Err(pool.contradiction(&opt::ROUTING, reason));
+        }
+        refuse_adaptive_options(pool)?;
+        let block = pool.group(&opt::AWS)?;
+        let prefix_length = block.integer(&opt::AWS_LENGTH)?.unwrap_or_default();
+        let threshold = block.integer(&opt::AWS_THRESHOLD)?;
+        return Ok((Routing::Fixed { prefix_length }, threshold));
+    }
+    if routing.as_deref() == Some("fixed") {
+        refuse_adaptive_options(pool)?;
+        let Some(prefix_length) = pool.integer(&opt::PREFIX_LENGTH)? else {
+            return Err(pool.missing(&opt::PREFIX_LENGTH));
+        };
+        let threshold = pool.integer(&opt::CONCURRENCY_THRESHOLD)?;
+        return Ok((Routing::Fixed { prefix_length }, threshold));
+    }
+    match given {
+        Some(option) => {
+            let reason = "has no effect without \"routing\": \"fixed\"";
+            Err(pool.contradiction(option, reason))
+        }
+        None => Ok((parse_adaptive(pool)?, None)),
+    }
+}
+
+fn parse_adaptive(pool: &Group<'_>) -> Result<Routing, ConfigError> {
+    let expert = pool.group(&opt::EXPERT)?;
+    let decimal = |option| Ok(expert.decimal(option)?.unwrap_or_default());
+    Ok(Routing::Adaptive {
+        heat: Heat {
+            hot_share: decimal(&opt::HOT_SHARE)?,
+            count_min: expert.integer(&opt::COUNT_MIN)?.unwrap_or_default(),
+            halve_requests: expert.integer(&opt::HALVE_REQUESTS)?.unwrap_or_default(),
+        },
+        constants: Constants {
+            affinity_weight: decimal(&opt::AFFINITY_WEIGHT)?,
+            step_tokens: decimal(&opt::STEP_TOKENS)?,
+            in_flight_tokens: decimal(&opt::IN_FLIGHT_TOKENS)?,
+            failure_tokens: decimal(&opt::FAILURE_TOKENS)?,
+            slack: decimal(&opt::SLACK)?,
+            stick: decimal(&opt::STICK)?,
+            balance: decimal(&opt::BALANCE)?,
+            idle_in_flight: decimal(&opt::IDLE_IN_FLIGHT)?,
+        },
+        one_gateway: pool.text(&opt::GATEWAYS)?.as_deref() == Some("one"),
+    })
+}
+
+/// In `fixed` nothing is weighed.
+fn refuse_adaptive_options(pool: &Group<'_>) -> Result<(), ConfigError> {
+    for option in [&opt::GATEWAYS, &opt::EXPERT] {
+        if pool.has(option) {
+            return Err(pool.contradiction(option, "has no effect in fixed routing"));
+        }
+    }
+    Ok(())
+}
