@@ -4,7 +4,7 @@
 //! Guarantee: one message at a time per connection, with Content-Length, as we ourselves send it.
 //! Not here: a server or client for anything else (testkit, engine).
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -29,7 +29,12 @@ pub(super) struct Upstream {
 
 impl Upstream {
     pub(super) async fn start() -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        Self::start_at(IpAddr::from([127, 0, 0, 1])).await
+    }
+
+    /// On any port of this address. An unspecified address means all of the machine's.
+    pub(super) async fn start_at(ip: IpAddr) -> Result<Self> {
+        let listener = TcpListener::bind((ip, 0)).await?;
         let address = listener.local_addr()?;
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
