@@ -43,6 +43,9 @@ struct Member {
     weight: u32,
     /// When it last became usable, in milliseconds since 1970.
     since_ms: u64,
+    /// When a request first missed it since it last answered one; 0 if none did. Only of hosts
+    /// that are learned.
+    missing_ms: u64,
 }
 
 /// All hosts, by slot, and their states in each pool.
@@ -62,7 +65,7 @@ impl Table {
             ..Self::default()
         };
         for line in lines {
-            let mut words = line.splitn(6, ' ');
+            let mut words = line.splitn(7, ' ');
             let kind = words.next()?;
             let slot = Slot(words.next()?.parse().ok()?);
             match kind {
@@ -83,6 +86,7 @@ impl Table {
                     let state = State::from_label(words.next()?)?;
                     let weight = words.next()?.parse().ok()?;
                     let since_ms = words.next()?.parse().ok()?;
+                    let missing_ms = words.next()?.parse().ok()?;
                     let pool = words.next()?.to_owned();
                     table.members.push(Member {
                         pool,
@@ -90,6 +94,7 @@ impl Table {
                         state,
                         weight,
                         since_ms,
+                        missing_ms,
                     });
                 }
                 _ => return None,
@@ -118,10 +123,11 @@ impl Table {
             state,
             weight,
             since_ms,
+            missing_ms,
         } in &self.members
         {
             text.push_str(&format!(
-                "member {} {} {weight} {since_ms} {pool}\n",
+                "member {} {} {weight} {since_ms} {missing_ms} {pool}\n",
                 slot.0,
                 state.label()
             ));
@@ -212,6 +218,7 @@ impl Table {
                 state,
                 weight,
                 since_ms,
+                missing_ms: before.map_or(0, |before| before.missing_ms),
             });
         }
         self.members
@@ -225,6 +232,26 @@ impl Table {
                 (false, _) => {}
             }
         }
+    }
+
+    /// The member of a pool at this address.
+    fn member_mut(&mut self, pool: &str, address: &str) -> Option<&mut Member> {
+        let slot = self.slot_of(address)?;
+        let mut members = self.members.iter_mut();
+        members.find(|member| member.slot == slot && member.pool == pool)
+    }
+
+    /// A pool's members as if a source had reported them.
+    fn reports(&self, pool: &str) -> Vec<HostReport> {
+        let members = self.members.iter().filter(|member| member.pool == pool);
+        let report = |member: &Member| {
+            Some(HostReport {
+                state: member.state,
+                weight: member.weight,
+                ..HostReport::usable(&self.tenants.get(&member.slot)?.address)
+            })
+        };
+        members.filter_map(report).collect()
     }
 
     fn seats(&self) -> impl Iterator<Item = Seat> {
@@ -267,42 +294,9 @@ impl Fleet {
         reports: &[HostReport],
         now_ms: u64,
     ) -> Option<Summary> {
-        for _ in 0..ATTEMPTS_MAX {
-            let seen = store.read(TABLE_KEY).ok()?;
-            let before = seen
-                .value
-                .as_deref()
-                .and_then(Table::decode)
-                .unwrap_or_default();
-            let loads = load::read(store).ok()?;
-            let mut table = before.clone();
-            table.set_members(pool, reports, &loads, now_ms);
-            if table == before && before.version > 0 {
-                // Two that applied reports at the same time may have said so in the wrong order.
-                announce(store, ledger, before.version);
-                return None;
-            }
-            // Above both: a table that had to be started anew is news too.
-            let last = before.version.max(loads.hosts_version());
-            table.version = last.wrapping_add(1).max(1);
-            // Seats first: a worker that sees the new table can book at once.
-            ledger.transact(store, |loads| {
-                table.seats().for_each(|seat| loads.seat(seat));
-                ((), NO_CHANGES)
-            });
-            match store.write(TABLE_KEY, &table.encode(), Some(seen.cas)) {
-                Err(StoreError::Stale) => continue,
-                Err(StoreError::Refused) => return None,
-                Ok(()) => {}
-            }
-            announce(store, ledger, table.version);
-            let members = || table.members.iter().filter(|member| member.pool == pool);
-            return Some(Summary {
-                hosts: members().count(),
-                usable: members().filter(|member| member.state.is_usable()).count(),
-            });
-        }
-        None
+        change(store, ledger, pool, |table, loads| {
+            table.set_members(pool, reports, loads, now_ms);
+        })
     }
 
     /// Takes away requests that we count and Envoy does not, if they stood for
@@ -349,6 +343,99 @@ impl Fleet {
     }
 }
 
+/// Changes the table, for all workers; all again if another worker changed it in between. What
+/// changed in the pool, if anything did.
+fn change(
+    store: &impl Store,
+    ledger: &Ledger,
+    pool: &str,
+    edit: impl Fn(&mut Table, &Loads),
+) -> Option<Summary> {
+    for _ in 0..ATTEMPTS_MAX {
+        let seen = store.read(TABLE_KEY).ok()?;
+        let before = seen
+            .value
+            .as_deref()
+            .and_then(Table::decode)
+            .unwrap_or_default();
+        let loads = load::read(store).ok()?;
+        let mut table = before.clone();
+        edit(&mut table, &loads);
+        if table == before && before.version > 0 {
+            // Two that changed it at the same time may have said so in the wrong order.
+            announce(store, ledger, before.version);
+            return None;
+        }
+        // Above both: a table that had to be started anew is news too.
+        let last = before.version.max(loads.hosts_version());
+        table.version = last.wrapping_add(1).max(1);
+        // Seats first: a worker that sees the new table can book at once.
+        ledger.transact(store, |loads| {
+            table.seats().for_each(|seat| loads.seat(seat));
+            ((), NO_CHANGES)
+        });
+        match store.write(TABLE_KEY, &table.encode(), Some(seen.cas)) {
+            Err(StoreError::Stale) => continue,
+            Err(StoreError::Refused) => return None,
+            Ok(()) => {}
+        }
+        announce(store, ledger, table.version);
+        let members = || table.members.iter().filter(|member| member.pool == pool);
+        return Some(Summary {
+            hosts: members().count(),
+            usable: members().filter(|member| member.state.is_usable()).count(),
+        });
+    }
+    None
+}
+
+/// A host of a pool without a source answered: it is one of the pool's hosts, and well. What
+/// changed, if anything did.
+pub fn answered(
+    store: &impl Store,
+    ledger: &Ledger,
+    pool: &str,
+    address: &str,
+    now_ms: u64,
+) -> Option<Summary> {
+    change(store, ledger, pool, |table, loads| {
+        let mut reports = table.reports(pool);
+        reports.retain(|report| report.address != address);
+        reports.push(HostReport::usable(address));
+        table.set_members(pool, &reports, loads, now_ms);
+        if let Some(member) = table.member_mut(pool, address) {
+            member.missing_ms = 0;
+        }
+    })
+}
+
+/// A request for a host of a pool without a source did not reach it. The host is dropped if
+/// another one missed it `lost_ms` ago or earlier, and none was answered since. What changed, if
+/// anything did.
+pub fn missed(
+    store: &impl Store,
+    ledger: &Ledger,
+    pool: &str,
+    address: &str,
+    now_ms: u64,
+    lost_ms: u64,
+) -> Option<Summary> {
+    change(store, ledger, pool, |table, loads| {
+        let Some(member) = table.member_mut(pool, address) else {
+            return;
+        };
+        match member.missing_ms {
+            0 => member.missing_ms = now_ms,
+            first_ms if now_ms.abs_diff(first_ms) < lost_ms => {}
+            _ => {
+                let mut reports = table.reports(pool);
+                reports.retain(|report| report.address != address);
+                table.set_members(pool, &reports, loads, now_ms);
+            }
+        }
+    })
+}
+
 /// The table; an empty one if there is none.
 fn read_table(store: &impl Store) -> Table {
     let seen = store.read(TABLE_KEY).ok().and_then(|seen| seen.value);
@@ -392,6 +479,7 @@ pub fn view(store: &impl Store, pool: &str) -> Option<View> {
             epoch: tenant.epoch,
             weight: member.map_or(1, |member| member.weight),
             since_ms: member.map_or(0, |member| member.since_ms),
+            missing_ms: member.map_or(0, |member| member.missing_ms),
             state: member.map(|member| member.state),
         }
     };

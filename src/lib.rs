@@ -16,6 +16,7 @@
 
 pub mod config;
 pub mod cost;
+pub mod discovery;
 #[cfg(feature = "filter")]
 pub mod filter;
 pub mod fleet;

@@ -117,7 +117,7 @@ metrics! {
     ABSTAIN Counter [POOL, REASON]
         "The requests left to Envoy's own policy, by reason: `no_hosts` (none usable is known), \
          `no_prefix` (nothing to go by), `not_a_prompt` (no body, another method), `watchdog` (the \
-         body did not come in time).";
+         body did not come in time), `exploring` (to find hosts, where no source lists them).";
     PAYLOAD Counter [POOL, API]
         "Bodies read, by the API they are of.";
     UNREAD Counter [POOL, REASON]

@@ -39,6 +39,9 @@ pub struct Host {
     pub weight: u32,
     /// When it last became usable, in milliseconds since 1970.
     pub since_ms: u64,
+    /// When a request first missed it since it last answered one; 0 if none did, or if its source
+    /// says how it is.
+    pub missing_ms: u64,
     /// Its state in the pool; `None` if it is not one of the pool's hosts, or no longer.
     pub state: Option<State>,
 }
@@ -518,6 +521,7 @@ mod tests {
             epoch: 0,
             weight,
             since_ms,
+            missing_ms: 0,
             state: Some(State::Usable),
         };
         View::new(1, (0..).zip(hosts).map(host).collect())

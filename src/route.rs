@@ -45,15 +45,18 @@ pub enum Abstain {
     NotAPrompt,
     /// The body did not come in time.
     Watchdog,
+    /// It is left to the proxy so that hosts are found which nothing else tells of.
+    Exploring,
 }
 
 impl Abstain {
     /// Every reason, for the metrics.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::NoHosts,
         Self::NoPrefix,
         Self::NotAPrompt,
         Self::Watchdog,
+        Self::Exploring,
     ];
 
     /// The metric label.
@@ -64,6 +67,7 @@ impl Abstain {
             Self::NoPrefix => "no_prefix",
             Self::NotAPrompt => "not_a_prompt",
             Self::Watchdog => "watchdog",
+            Self::Exploring => "exploring",
         }
     }
 }

@@ -195,6 +195,16 @@ fn every_option_is_taken_over() {
 }
 
 #[test]
+fn hosts_that_no_source_lists_are_learned() {
+    for hosts in ["", r#", "hosts": {}"#] {
+        let config = parsed(&format!(
+            r#"{{"pools": [{{"cluster": "engines"{hosts}}}]}}"#
+        ));
+        assert_eq!(config.pools[0].hosts, HostSource::Learned);
+    }
+}
+
+#[test]
 fn the_sagemaker_block_means_fixed() {
     let block =
         r#", "PrefixAwareRoutingConfig": {"PrefixLength": 4096, "ConcurrencyThreshold": 10}"#;

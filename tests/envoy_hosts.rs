@@ -8,9 +8,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use prefix_router::names::HOSTS;
 use serde_json::json;
 use tokio::task::JoinSet;
-use tools::testkit::{Client, Gateway, GatewayPlan, MockEngine, Protocol, Request, chat, words};
+use tools::testkit::{
+    Client, Gateway, GatewayPlan, MockEngine, Protocol, Request, chat, eventually, words,
+};
 
 const SOON: Duration = Duration::from_secs(15);
 
@@ -178,6 +181,61 @@ async fn an_added_host_takes_its_share_and_a_removed_one_gives_only_its_own() {
         "it still got requests"
     );
     moved(&five, &left, Some(removed), None);
+    gateway.quiet().await.unwrap();
+}
+
+#[tokio::test]
+async fn hosts_that_nothing_lists_are_learned_from_answers_and_dropped_when_they_are_gone() {
+    // Five seconds of requests that miss it, and what a busy machine takes for some requests.
+    const LOST: Duration = Duration::from_secs(12);
+    const PREFIXES: u64 = 60;
+    // Two workers leave one request in 64 to Envoy, and each may be off in both rounds.
+    const EXPLORED: usize = 6;
+    let engines = MockEngine::start_many(4).await.unwrap();
+    let gateway = Gateway::of(&engines)
+        .eds()
+        .pool(at_once())
+        .pool(json!({"hosts": {}}))
+        .start_unsettled()
+        .await
+        .unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let usable = async || {
+        let labels = [("state", "usable")];
+        gateway.metric(HOSTS, &labels).await.unwrap()
+    };
+    assert_eq!(usable().await, 0.0);
+    let knows = async |count: f64, limit: Duration| {
+        let known = eventually(limit, async || {
+            homes(&client, 0..10, 1).await;
+            usable().await == count
+        });
+        assert!(known.await, "{} hosts, not {count}", usable().await);
+    };
+    knows(4.0, SOON).await;
+    // Enough answers that bring no new host.
+    homes(&client, 1000..1040, 1).await;
+    let before = homes(&client, 0..PREFIXES, 1).await;
+    let again = homes(&client, 0..PREFIXES, 1).await;
+    let strayed = churn(&before, &again, None);
+    assert!(strayed <= EXPLORED, "{strayed} prefixes did not stick");
+
+    let removed = engines[1].name();
+    let left = engines.iter().filter(|engine| engine.name() != removed);
+    gateway.set_hosts(left).await.unwrap();
+    let taken = eventually(SOON, async || {
+        let hosts = homes(&client, 0..PREFIXES, 1).await;
+        !hosts.iter().any(|host| host == removed)
+    });
+    assert!(taken.await, "Envoy still has it");
+    knows(3.0, LOST).await;
+    homes(&client, 1000..1040, 1).await;
+    let after = homes(&client, 0..PREFIXES, 1).await;
+    let moved = churn(&again, &after, Some(removed));
+    assert!(moved <= EXPLORED, "{moved} prefixes of other hosts moved");
+
+    gateway.set_hosts(&engines).await.unwrap();
+    knows(4.0, SOON).await;
     gateway.quiet().await.unwrap();
 }
 

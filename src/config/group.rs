@@ -77,13 +77,6 @@ impl<'t> Group<'t> {
         wrong(self.join(option.name()), option.kind, found)
     }
 
-    pub(super) fn error(&self, problem: Problem) -> ConfigError {
-        ConfigError {
-            pointer: self.pointer.clone(),
-            problem,
-        }
-    }
-
     pub(super) fn missing(&self, option: &Opt) -> ConfigError {
         ConfigError {
             pointer: self.join(option.name()),

@@ -193,8 +193,9 @@ options! {
         "The Envoy cluster of the model's hosts.";
     NAME: "/pools/*/name", Kind::Text(Form::Name), Absent::Means("the cluster's name"),
         "The pool's name in metrics and debug headers.";
-    HOSTS: "/pools/*/hosts", Kind::Object, Absent::Required,
-        "Where the list of hosts comes from: `admin_cluster` or `static`.";
+    HOSTS: "/pools/*/hosts", Kind::Object, Absent::Means("learned from answers"),
+        "Where the list of hosts comes from: `admin_cluster` or `static`. With neither, hosts are \
+         learned from who answers.";
     ADMIN_CLUSTER: "/pools/*/hosts/admin_cluster", Kind::Text(Form::Name),
         Absent::Means("not polled"),
         "The Envoy cluster that leads to Envoy's own admin. The filter reads hosts, health and \

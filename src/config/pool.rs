@@ -5,7 +5,7 @@
 
 use super::group::Group;
 use super::options as opt;
-use super::problem::{ConfigError, Problem};
+use super::problem::ConfigError;
 use crate::cost::Constants;
 use crate::hosts;
 use crate::pool::Rule;
@@ -45,6 +45,8 @@ pub enum HostSource {
     },
     /// The config: canonical `ip:port`, none twice.
     Static(Vec<String>),
+    /// Nothing lists them: they are learned from who answers.
+    Learned,
 }
 
 /// How a prompt's key is found.
@@ -136,20 +138,11 @@ pub(super) fn parse(pool: &Group<'_>) -> Result<Pool, ConfigError> {
 fn parse_hosts(group: &Group<'_>, pool_cluster: &str) -> Result<HostSource, ConfigError> {
     let admin = group.text(&opt::ADMIN_CLUSTER)?;
     let list = group.texts(&opt::STATIC)?;
-    let (cluster, list) = match (admin, list) {
-        (Some(_), Some(_)) => {
-            let reason = "contradicts admin_cluster: hosts come from one of them";
-            return Err(group.contradiction(&opt::STATIC, reason));
-        }
-        (None, None) => {
-            return Err(group.error(Problem::Wrong {
-                expected: "admin_cluster (poll Envoy's admin) or static (a list of ip:port)".into(),
-                found: "neither".into(),
-            }));
-        }
-        (cluster, list) => (cluster, list),
-    };
-    if let Some(cluster) = cluster {
+    if admin.is_some() && list.is_some() {
+        let reason = "contradicts admin_cluster: hosts come from one of them";
+        return Err(group.contradiction(&opt::STATIC, reason));
+    }
+    if let Some(cluster) = admin {
         if cluster == pool_cluster {
             let reason = "is the pool's own cluster; expected one that leads to Envoy's admin";
             return Err(group.contradiction(&opt::ADMIN_CLUSTER, reason));
@@ -158,11 +151,17 @@ fn parse_hosts(group: &Group<'_>, pool_cluster: &str) -> Result<HostSource, Conf
         return Ok(HostSource::Admin { cluster, poll_ms });
     }
     if group.has(&opt::POLL_MS) {
-        let reason = "contradicts static: a list in the config is not polled";
+        let reason = match list {
+            Some(_) => "contradicts static: a list in the config is not polled",
+            None => "has no effect without admin_cluster",
+        };
         return Err(group.contradiction(&opt::POLL_MS, reason));
     }
+    let Some(list) = list else {
+        return Ok(HostSource::Learned);
+    };
     let mut hosts: Vec<String> = Vec::new();
-    for (index, text) in list.unwrap_or_default().iter().enumerate() {
+    for (index, text) in list.iter().enumerate() {
         // The form was checked with the list.
         let address = hosts::canonical(text).unwrap_or_default();
         if let Some(first) = hosts.iter().position(|host| *host == address) {

@@ -266,6 +266,8 @@ impl HttpContext for Http {
         self.hooks.at("response_headers");
         let address = host::property(&["upstream", "address"])
             .and_then(|address| String::from_utf8(address).ok());
+        self.worker
+            .learn_host(self.placed.as_ref(), address.as_deref());
         let seat = address
             .as_deref()
             .and_then(|address| self.worker.seat_of(address));

@@ -120,6 +120,8 @@ impl Root {
             HostSource::Static(addresses) => {
                 self.apply(worker, &reports_of(addresses), false);
             }
+            // Each answered request teaches its host.
+            HostSource::Learned => {}
             HostSource::Admin { cluster, .. } => {
                 let path = self.source.borrow_mut().ask(now_ms);
                 self.poll_pending.set(true);
@@ -199,7 +201,7 @@ impl Root {
 fn poll_ms(pool: &Pool) -> u64 {
     match &pool.hosts {
         HostSource::Admin { poll_ms, .. } => u64::from(*poll_ms),
-        HostSource::Static(_) => 1000,
+        HostSource::Static(_) | HostSource::Learned => 1000,
     }
 }
 

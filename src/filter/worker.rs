@@ -6,11 +6,12 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use log::error;
+use log::{error, info};
 
 use super::host::{self, Shared};
 use super::metrics::Metrics;
-use crate::config::{Config, Pool};
+use crate::config::{Config, HostSource, Pool};
+use crate::discovery::{Discovery, Evidence, Outcome};
 use crate::fleet;
 use crate::hold;
 use crate::learned::Report;
@@ -27,6 +28,11 @@ use crate::watchdog::{Bounds, Watchdog};
 /// A view is taken anew at most this often for one request; each time it is the newest there is.
 const VIEWS_MAX: u32 = 3;
 
+/// Envoy's reason for an answer that a host gave.
+const VIA_UPSTREAM: &[u8] = b"via_upstream";
+/// Envoy's flag UF: no connection to the host came about (ENVOY.md 4).
+const CONNECTION_FAILURE: u64 = 0x20;
+
 /// What the requests of one VM share.
 pub struct Worker {
     /// The filter's configuration.
@@ -40,6 +46,8 @@ pub struct Worker {
     /// This VM's hand in the loads.
     pub ledger: Ledger,
     router: Router,
+    /// Learning of hosts, if nothing lists them.
+    discovery: Option<Discovery>,
     /// Where it is kept how much may be held.
     hold_key: String,
     view: RefCell<Rc<View>>,
@@ -63,6 +71,7 @@ impl Worker {
                     slow_start_ms: u64::from(pool.slow_start_ms),
                 },
             ),
+            discovery: (pool.hosts == HostSource::Learned).then(|| Discovery::new(&pool.name)),
             hold_key: hold::key(&pool.name),
             view: RefCell::default(),
             plan: ReadPlan::new(&config.read),
@@ -78,6 +87,7 @@ impl Worker {
         let hosts = self.view().candidates().len();
         let placed = match self.router.plan(prompt, hosts, &Shared) {
             None => Placed::abstain(Abstain::NoPrefix),
+            Some(_) if self.explores(hosts) => Placed::abstain(Abstain::Exploring),
             Some(plan) => self.place_by(&plan, request),
         };
         let took_us = host::now_us().saturating_sub(started_us);
@@ -87,6 +97,41 @@ impl Worker {
             self.metrics.unread(reason);
         }
         placed
+    }
+
+    /// Whether this request is left to the proxy, which may know hosts that we do not.
+    fn explores(&self, hosts: usize) -> bool {
+        let discovery = self.discovery.as_ref().filter(|_| hosts > 0);
+        discovery.is_some_and(|discovery| discovery.explores(&Shared, hosts))
+    }
+
+    /// Takes in where a request went and what came of it, if nothing lists the hosts.
+    pub fn learn_host(&self, placed: Option<&Placed>, reached: Option<&str>) {
+        let Some(discovery) = &self.discovery else {
+            return;
+        };
+        let view = self.view();
+        let chosen = placed.and_then(|placed| placed.placement.hosts.first());
+        let evidence = Evidence {
+            chosen: chosen.and_then(|host| view.address_of(host.seat)),
+            reached,
+            outcome: outcome(),
+        };
+        let cluster = self
+            .config
+            .pools
+            .first()
+            .map(|pool| pool.cluster.as_bytes());
+        let in_pool = || host::property(&["xds", "cluster_name"]).as_deref() == cluster;
+        let now_ms = host::now_ms();
+        let learned = discovery.learn(&Shared, &self.ledger, &view, evidence, in_pool, now_ms);
+        let Some(summary) = learned else {
+            return;
+        };
+        if summary.usable != view.candidates().len() {
+            info!("pool {}: {summary}", self.pool_name());
+        }
+        self.refresh();
     }
 
     fn place_by(&self, plan: &Plan, request: &mut Request) -> Placed {
@@ -220,5 +265,18 @@ impl Worker {
         if let Some(view) = fleet::view(&Shared, self.pool_name()) {
             *self.view.borrow_mut() = Rc::new(view);
         }
+    }
+}
+
+/// What came of the request whose answer passes now.
+fn outcome() -> Outcome {
+    if host::property(&["response", "code_details"]).as_deref() == Some(VIA_UPSTREAM) {
+        return Outcome::Answered;
+    }
+    let flags = host::property(&["response", "flags"]);
+    let flags = flags.and_then(|flags| flags.try_into().ok());
+    match flags.map_or(0, u64::from_le_bytes) & CONNECTION_FAILURE {
+        0 => Outcome::Other,
+        _ => Outcome::Unreachable,
     }
 }

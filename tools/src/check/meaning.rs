@@ -67,6 +67,9 @@ fn hosts(source: &HostSource) -> String {
         HostSource::Static(hosts) => {
             format!("{}; their health is not known", hosts.join(", "))
         }
+        HostSource::Learned => {
+            "learned from who answers; one request in 64 stays with Envoy for that".into()
+        }
     }
 }
 
@@ -104,8 +107,10 @@ fn health(pool: &Pool) -> &'static str {
         (HostSource::Admin { .. }, true) => {
             "as of the last poll; of the first choice as of sending"
         }
-        (HostSource::Static(_), false) => "not known",
-        (HostSource::Static(_), true) => "known of the first choice, as of sending",
+        (HostSource::Static(_) | HostSource::Learned, false) => "not known",
+        (HostSource::Static(_) | HostSource::Learned, true) => {
+            "known of the first choice, as of sending"
+        }
     }
 }
 

@@ -150,6 +150,7 @@ impl Policy for Ours {
             epoch: 0,
             weight: 1,
             since_ms: 0,
+            missing_ms: 0,
             state: hosts.contains(&number).then_some(State::Usable),
         });
         self.view = View::new(version, known.collect());
