@@ -17,6 +17,7 @@ async fn nothing_is_lost_and_counters_end_at_zero_whatever_ends_the_requests() {
         panics: 2,
         limit: 6,
         seed: 7,
+        compare: false,
         json: false,
     };
     let report = soak(&args).await.unwrap();

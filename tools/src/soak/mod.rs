@@ -21,10 +21,11 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 use tokio::task::JoinSet;
 
+use crate::harness::Policy;
 use crate::testkit::{Connection, Gateway, MockEngine, Protocol, Request, ask, eventually};
 use ending::{Ending, Fate};
 pub use report::Report;
-use report::{Clock, Tally};
+use report::{Clock, Count, Tally};
 
 /// How long an engine that crashed stays away.
 pub(super) const DOWN: Duration = Duration::from_millis(300);
@@ -68,6 +69,10 @@ pub struct SoakArgs {
     /// What the mix of requests follows from
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// First send the same requests through an Envoy without the filter, and show what crashes of
+    /// engines cost there
+    #[arg(long)]
+    pub compare: bool,
     /// Print the result as one JSON object on stdout
     #[arg(long)]
     pub json: bool,
@@ -82,9 +87,9 @@ pub fn run(args: &SoakArgs) -> Result<()> {
     } else {
         print!("{report}");
     }
-    match report.faults().as_slice() {
-        [] => Ok(()),
-        faults => bail!("{}", faults.join("; ")),
+    match report.faults().len() {
+        0 => Ok(()),
+        count => bail!("the soak found {count} faults"),
     }
 }
 
@@ -100,10 +105,59 @@ struct World {
 
 /// Runs a soak and reports it, whatever came out.
 pub async fn soak(args: &SoakArgs) -> Result<Report> {
+    let without_filter = if args.compare {
+        Some(endings_without_filter(args).await?)
+    } else {
+        None
+    };
     let engines = MockEngine::start_many(args.engines).await?;
     let gateway = start(args, &engines).await?;
+    let (world, took) = send(args.clone(), gateway, engines).await?;
+    let report = finish(&world, took).await?;
+    Ok(Report {
+        without_filter,
+        ..report
+    })
+}
+
+/// How the same requests end under the same crashes when Envoy alone chooses; there is no VM that
+/// could panic.
+async fn endings_without_filter(args: &SoakArgs) -> Result<BTreeMap<Ending, Count>> {
+    let engines = MockEngine::start_many(args.engines).await?;
+    let workers = args.workers;
+    let gateway = Gateway::of(&engines).edit(move |plan| {
+        plan.concurrency(workers)
+            .log_level("warning")
+            .without_filter(Policy::LeastRequest)
+            .edit_http(add_timeout_route)
+    });
+    let gateway = gateway.start_unsettled().await?;
+    let healthy = args.engines as u64;
+    let envoy = gateway.envoy();
+    envoy
+        .wait_until(
+            "cluster.engines.membership_healthy",
+            |found| found == healthy,
+            EVEN_LIMIT,
+        )
+        .await?;
+    let args = SoakArgs {
+        panics: 0,
+        ..args.clone()
+    };
+    let (world, _) = send(args, gateway, engines).await?;
+    Ok(world.tally.endings())
+}
+
+/// Sends all requests, under crashes and panics; how long that took.
+async fn send(
+    args: SoakArgs,
+    gateway: Gateway,
+    engines: Vec<MockEngine>,
+) -> Result<(Arc<World>, Duration)> {
+    let clients = args.clients.max(1);
     let world = Arc::new(World {
-        args: args.clone(),
+        args,
         gateway,
         engines,
         sent: AtomicU64::new(0),
@@ -112,7 +166,7 @@ pub async fn soak(args: &SoakArgs) -> Result<Report> {
     });
     let started = Instant::now();
     let mut running = JoinSet::new();
-    for lane in 0..args.clients.max(1) {
+    for lane in 0..clients {
         running.spawn(drive(Arc::clone(&world), lane));
     }
     let trouble = tokio::spawn(make_trouble(Arc::clone(&world)));
@@ -120,7 +174,7 @@ pub async fn soak(args: &SoakArgs) -> Result<Report> {
         lane.context("a lane of the soak stopped")?;
     }
     trouble.await.context("the trouble stopped")??;
-    finish(&world, started.elapsed()).await
+    Ok((world, started.elapsed()))
 }
 
 async fn start(args: &SoakArgs, engines: &[MockEngine]) -> Result<Gateway> {
@@ -300,6 +354,7 @@ async fn finish(world: &World, took: Duration) -> Result<Report> {
         repairs: repairs as u64,
         diverted: diverted as u64,
         endings: world.tally.endings(),
+        without_filter: None,
         lost: world.tally.lost(),
         envoy_errors: errors_of(&world.gateway.envoy().log()),
         odd: world.tally.odd(),
