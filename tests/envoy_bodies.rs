@@ -251,6 +251,16 @@ async fn bytes_that_are_no_text_harm_nothing() {
             assert_eq!(first.engine(), again.engine(), "{body:?}");
         }
     }
+    // A name that is none never reaches the filter, which could not read it.
+    let mut stream = TcpStream::connect(gateway.address()).await.unwrap();
+    let head =
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-\xff\xfe: 1\r\ncontent-length: 2\r\n\r\n{}";
+    stream.write_all(head).await.unwrap();
+    assert!(
+        read_until(&mut stream, "\r\n")
+            .await
+            .starts_with("HTTP/1.1 400")
+    );
     for request in engines.iter().flat_map(MockEngine::take_recorded) {
         assert_eq!(request.header("x").unwrap(), b"\xff\xfe");
         assert_eq!(request.header("user-agent").unwrap(), b"\xc3\x28");

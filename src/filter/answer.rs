@@ -3,7 +3,7 @@
 //! Guarantee: bytes are looked at where they pass, never held, copied in windows of bounded size.
 //! Not here: what counts look like (usage.rs), what is learned from them (worker.rs).
 
-use super::host;
+use super::host::{self, Headers};
 use super::worker::Worker;
 use crate::pool::Placed;
 use crate::request::WINDOW_BYTES;
@@ -19,12 +19,18 @@ pub struct Answer {
 impl Answer {
     /// The headers of an answer to a placed request are there, from the host that was chosen:
     /// chooses whether its body is read.
-    pub fn begin(&mut self, worker: &Worker, placed: &Placed, api: &'static str) {
-        let is_answer = host::response_header(":status").as_deref() == Some(b"200");
+    pub fn begin(
+        &mut self,
+        worker: &Worker,
+        placed: &Placed,
+        api: &'static str,
+        headers: &Headers,
+    ) {
+        let is_answer = headers.value(":status") == Some(b"200");
         if !is_answer || !worker.samples() {
             return;
         }
-        let encoding = host::response_header("content-encoding").unwrap_or_default();
+        let encoding = headers.value("content-encoding").unwrap_or_default();
         if encoding.is_empty() || encoding.eq_ignore_ascii_case(b"identity") {
             self.reader = Some(Box::default());
         } else {

@@ -3,6 +3,8 @@
 //!
 //! Guarantee: without the feature there is nothing here. Not here: what survives a panic.
 
+use super::host::Headers;
+
 /// What a request asks its VM to do to itself.
 #[derive(Default)]
 pub struct Hooks {
@@ -12,9 +14,9 @@ pub struct Hooks {
 
 #[cfg(feature = "test-hooks")]
 impl Hooks {
-    /// Reads the request's headers, which only the first callback can.
-    pub fn read(&mut self) {
-        self.panic_in = super::host::request_header("x-prefix-router-panic");
+    /// Reads the request's headers.
+    pub fn read(&mut self, headers: &Headers) {
+        self.panic_in = headers.values("x-prefix-router-panic");
     }
 
     /// Panics if the request asks for it here.
@@ -29,7 +31,7 @@ impl Hooks {
 #[cfg(not(feature = "test-hooks"))]
 impl Hooks {
     /// Does nothing.
-    pub fn read(&mut self) {}
+    pub fn read(&mut self, _headers: &Headers) {}
 
     /// Does nothing.
     pub fn at(&self, _callback: &str) {}

@@ -62,11 +62,46 @@ pub fn now_ms() -> u64 {
     now_us() / 1000
 }
 
-/// A request header's value: header, body and trailer callbacks of the request.
-pub fn request_header(name: &str) -> Option<Vec<u8>> {
-    hostcalls::get_map_value_bytes(MapType::HttpRequestHeaders, name)
-        .ok()
-        .flatten()
+/// All headers of a request or of its answer, copied in one call: at ten calls for one each, they
+/// were 10 of the 80 µs that the filter adds to a request of 4 KB (`bench overhead`).
+pub struct Headers(Vec<(String, Vec<u8>)>);
+
+impl Headers {
+    /// The request's headers: its header callback. The SDK takes names for UTF-8, which Envoy's
+    /// parsers have made sure of; values may be any bytes.
+    pub fn of_request() -> Self {
+        Self(hostcalls::get_map_bytes(MapType::HttpRequestHeaders).unwrap_or_default())
+    }
+
+    /// The answer's headers: its header callback.
+    pub fn of_response() -> Self {
+        Self(hostcalls::get_map_bytes(MapType::HttpResponseHeaders).unwrap_or_default())
+    }
+
+    /// The first value of a header, whose name is in lower case as all names are here.
+    pub fn value(&self, name: &str) -> Option<&[u8]> {
+        let mut values = self.0.iter().filter(|(known, _)| known == name);
+        values.next().map(|(_, value)| value.as_slice())
+    }
+
+    /// All values of a header that may come several times, as one list.
+    pub fn values(&self, name: &str) -> Option<Vec<u8>> {
+        let values = self.0.iter().filter(|(known, _)| known == name);
+        let values: Vec<&[u8]> = values.map(|(_, value)| value.as_slice()).collect();
+        (!values.is_empty()).then(|| values.join(&b','))
+    }
+
+    /// The length of the body, if it is declared.
+    pub fn length(&self) -> Option<u64> {
+        let length = self.value("content-length")?;
+        std::str::from_utf8(length).ok()?.parse().ok()
+    }
+
+    /// Whether Envoy says that the request comes from an internal address, in a header that
+    /// outsiders cannot set.
+    pub fn say_internal(&self) -> bool {
+        self.value("x-envoy-internal") == Some(b"true")
+    }
 }
 
 /// Sets a request header, whatever there was of it: callbacks of the request.
@@ -78,13 +113,6 @@ pub fn set_request_header(name: &str, value: &str) {
 /// Removes a request header: callbacks of the request.
 pub fn remove_request_header(name: &str) {
     let _ = hostcalls::remove_map_value(MapType::HttpRequestHeaders, name);
-}
-
-/// A response header's value: the response's header callback.
-pub fn response_header(name: &str) -> Option<Vec<u8>> {
-    hostcalls::get_map_value_bytes(MapType::HttpResponseHeaders, name)
-        .ok()
-        .flatten()
 }
 
 /// Sets a response header: the response's header callback.
@@ -120,12 +148,6 @@ fn buffer(kind: BufferType, start: u64, len: u64) -> Vec<u8> {
 /// The filter's configuration, `size` bytes of it: the configure callback.
 pub fn configuration(size: usize) -> Vec<u8> {
     buffer(BufferType::PluginConfiguration, 0, size as u64)
-}
-
-/// Whether Envoy says that the request comes from an internal address, in a header that outsiders
-/// cannot set: callback of the request's headers. The SDK panics elsewhere.
-pub fn is_internal() -> bool {
-    request_header("x-envoy-internal").as_deref() == Some(b"true")
 }
 
 /// Answers the request: callbacks of the request, once; the callback then pauses.

@@ -11,7 +11,7 @@ use proxy_wasm::types::Action;
 
 use super::answer::Answer;
 use super::hooks::Hooks;
-use super::host;
+use super::host::{self, Headers};
 use super::worker::Worker;
 use crate::config::DebugHeaders;
 use crate::load::{Changes, Seat};
@@ -42,6 +42,8 @@ pub struct Http {
     /// The API of the request's body.
     api: &'static str,
     answer: Answer,
+    /// How long its body is, if its headers say so.
+    answer_bytes: Option<u64>,
     debug_headers: bool,
     /// Whether it came from an internal address; known only if debug headers may be asked for.
     internal: bool,
@@ -63,19 +65,20 @@ impl Http {
             passed: Abstain::NotAPrompt,
             api: "",
             answer: Answer::default(),
+            answer_bytes: None,
             debug_headers: false,
             internal: false,
             hooks: Hooks::default(),
         }
     }
 
-    fn admit(&mut self, end_of_stream: bool) -> Action {
-        let header = |name| host::request_header(name).unwrap_or_default();
-        let (method, content_type) = (header(":method"), header("content-type"));
+    fn admit(&mut self, headers: &Headers, end_of_stream: bool) -> Action {
+        let header = |name| headers.value(name).unwrap_or_default();
+        let content_type = header("content-type");
         let facts = Facts {
-            method: &method,
-            content_type: &content_type,
-            upgrade: host::request_header("upgrade").is_some(),
+            method: header(":method"),
+            content_type,
+            upgrade: headers.value("upgrade").is_some(),
             end_of_stream,
         };
         if !facts.may_carry_a_prompt() {
@@ -85,16 +88,16 @@ impl Http {
         if !self.worker.watchdog.borrow_mut().may_hold(now_ms) {
             return self.abstain(Abstain::Watchdog);
         }
-        let (path, content_encoding) = (header(":path"), header("content-encoding"));
+        let content_encoding = headers.values("content-encoding").unwrap_or_default();
         let tenant_header = self.worker.config.request.tenant_header.as_deref();
-        let tenant = tenant_header.and_then(host::request_header);
+        let tenant = tenant_header.and_then(|name| headers.values(name));
         let head = Head {
-            path: &path,
-            content_type: &content_type,
+            path: header(":path"),
+            content_type,
             content_encoding: &content_encoding,
             tenant: tenant.as_deref(),
         };
-        self.bytes_max = self.worker.bytes_max(&header("content-length"));
+        self.bytes_max = self.worker.bytes_max(headers.length());
         self.request.hold(Reader::with(&head, &self.worker.plan));
         self.worker.watchdog.borrow_mut().hold(self.id, now_ms);
         Action::Pause
@@ -207,13 +210,13 @@ impl Http {
     }
 
     /// What the answer of the chosen host says is compared with what was expected of it.
-    fn begin_answer(&mut self, served_by: Option<Seat>) {
+    fn begin_answer(&mut self, served_by: Option<Seat>, headers: &Headers) {
         let Some(placed) = &self.placed else {
             return;
         };
         let chosen = placed.placement.hosts.first().map(|host| host.seat);
         if chosen.is_some() && chosen == served_by {
-            self.answer.begin(&self.worker, placed, self.api);
+            self.answer.begin(&self.worker, placed, self.api, headers);
         }
     }
 
@@ -235,20 +238,26 @@ impl Context for Http {}
 
 impl HttpContext for Http {
     fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
-        self.hooks.read();
+        let headers = Headers::of_request();
+        self.hooks.read(&headers);
         self.hooks.at("request_headers");
-        // Early header mutation strips it as well; this covers a config without it.
-        host::remove_request_header(names::ROUTE_HOST);
-        host::remove_request_header(names::ROUTE_FIRST);
-        host::remove_request_header(names::ROUTE_POOL);
+        // Early header mutation strips them as well; this covers a config without it.
+        for name in [names::ROUTE_HOST, names::ROUTE_FIRST, names::ROUTE_POOL] {
+            if headers.value(name).is_some() {
+                host::remove_request_header(name);
+            }
+        }
         self.debug_headers = match self.worker.config.debug_headers {
             DebugHeaders::Off => false,
             DebugHeaders::Always => true,
-            DebugHeaders::OnRequest => self.worker.debug_asked(),
+            // It must come from an internal address.
+            DebugHeaders::OnRequest => {
+                headers.value(names::DEBUG_REQUEST).is_some() && headers.say_internal()
+            }
         };
         // Only here: the request's headers are out of reach when the answer comes.
-        self.internal = self.debug_headers && host::is_internal();
-        self.admit(end_of_stream)
+        self.internal = self.debug_headers && headers.say_internal();
+        self.admit(&headers, end_of_stream)
     }
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
@@ -273,12 +282,13 @@ impl HttpContext for Http {
             .and_then(|address| self.worker.seat_of(address));
         let changes = self.request.served_by(seat);
         self.write(changes);
+        let headers = Headers::of_response();
         if !end_of_stream {
-            self.begin_answer(seat);
+            self.begin_answer(seat, &headers);
         }
-        let failed =
-            host::response_header(":status").is_some_and(|status| status.starts_with(b"5"));
-        if failed {
+        self.answer_bytes = headers.length();
+        let status = headers.value(":status").unwrap_or_default();
+        if status.starts_with(b"5") {
             let changes = self.request.failed();
             self.write(changes);
         }
@@ -294,8 +304,11 @@ impl HttpContext for Http {
 
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         if size > 0 {
-            let changes = self.request.answered();
-            self.write(changes);
+            // An answer that is there at once ends at once: its end settles what was pending.
+            if self.answer_bytes != Some(size as u64) {
+                let changes = self.request.answered();
+                self.write(changes);
+            }
             self.answer.pass(size as u64);
         }
         if end_of_stream {

@@ -218,16 +218,8 @@ impl Worker {
         Rc::clone(&self.view.borrow())
     }
 
-    /// Whether this request asks for debug headers and may: it must come from an internal address,
-    /// which Envoy says of requests in a header that outsiders cannot set.
-    pub fn debug_asked(&self) -> bool {
-        host::request_header(names::DEBUG_REQUEST).is_some() && host::is_internal()
-    }
-
-    /// How much of a body with this `content-length` is waited for.
-    pub fn bytes_max(&self, content_length: &[u8]) -> u64 {
-        let declared = std::str::from_utf8(content_length).ok();
-        let declared = declared.and_then(|length| length.parse().ok());
+    /// How much of a body of this declared length is waited for.
+    pub fn bytes_max(&self, declared: Option<u64>) -> u64 {
         let configured = u64::from(self.config.request.body_bytes_max);
         hold::bytes_max(hold::learned(&Shared, &self.hold_key), declared, configured)
     }
