@@ -132,7 +132,7 @@ pub struct Prompt {
     /// Ascending by position, at most [`CHECKPOINTS_MAX`]; the last one has [`Kinds::END`].
     pub checkpoints: Vec<Checkpoint>,
     /// Bytes of text in the prompt, tools included: divided by 4, the estimate of its tokens.
-    /// Of a batch, the sum over its prompts.
+    /// Of a batch, the sum over its prompts; 0 if nothing is computed of it (token counts).
     pub bytes: u64,
     /// Messages seen.
     pub messages: u32,

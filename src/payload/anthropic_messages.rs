@@ -1,11 +1,11 @@
-//! Anthropic messages and its token count: `system` lies beside the messages.
+//! Anthropic messages: `system` lies beside the messages.
 
 use super::Family;
 use super::node::Node;
 
 pub(super) const FAMILY: Family = Family {
     api: "anthropic_messages",
-    paths: &["messages", "messages/count_tokens"],
+    paths: &["messages"],
     member: |key| match key {
         b"system" => Some(Node::System),
         b"messages" => Some(Node::Messages),

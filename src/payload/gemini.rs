@@ -8,7 +8,6 @@ pub(super) const FAMILY: Family = Family {
     paths: &[
         "models/{model}:generateContent",
         "models/{model}:streamGenerateContent",
-        "models/{model}:countTokens",
         "endpoints/{model}:generateContent",
         "endpoints/{model}:streamGenerateContent",
     ],
@@ -16,7 +15,6 @@ pub(super) const FAMILY: Family = Family {
         b"contents" => Some(Node::Messages),
         b"systemInstruction" | b"system_instruction" => Some(Node::System),
         b"cachedContent" | b"cached_content" => Some(Node::Seed(Seed::Context)),
-        b"generateContentRequest" => Some(Node::Body),
         _ => None,
     },
     ..Family::DEFAULT

@@ -29,6 +29,7 @@ mod pooling;
 mod reader;
 mod sglang_generate;
 mod tgi_generate;
+mod token_count;
 mod tools;
 mod triton_generate;
 mod triton_infer;
@@ -56,6 +57,8 @@ struct Family {
     by_shape: bool,
     /// A cache helps it.
     affinity: bool,
+    /// An engine computes what its prompts say.
+    prefills: bool,
     /// Answers are streamed unless the body says otherwise.
     stream: bool,
 }
@@ -69,6 +72,7 @@ impl Family {
         any_shape: false,
         by_shape: true,
         affinity: true,
+        prefills: true,
         stream: false,
     };
 }
@@ -92,6 +96,7 @@ const FAMILIES: &[&Family] = &[
     &cohere_chat::FAMILY,
     &openai_embeddings::FAMILY,
     &pooling::FAMILY,
+    &token_count::FAMILY,
 ];
 
 /// A set of families is a `u32`.

@@ -7,7 +7,7 @@ use super::node::Node;
 
 pub(super) const FAMILY: Family = Family {
     api: "openai_responses",
-    paths: &["responses", "responses/input_tokens", "responses/compact"],
+    paths: &["responses", "responses/compact"],
     member: |key| match key {
         b"instructions" => Some(Node::System),
         b"input" => Some(Node::Messages),

@@ -188,9 +188,12 @@ impl<S: Sink> Plain<S> {
                     .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
             }),
             checkpoints: rendered.checkpoints(),
-            bytes: [tools_bytes, rest_bytes, self.walker.other_bytes]
-                .into_iter()
-                .fold(text_bytes, u64::saturating_add),
+            bytes: match family.prefills {
+                true => [tools_bytes, rest_bytes, self.walker.other_bytes]
+                    .into_iter()
+                    .fold(text_bytes, u64::saturating_add),
+                false => 0,
+            },
             messages: rendered.messages(),
             prompts,
             fixed,
