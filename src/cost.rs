@@ -100,15 +100,25 @@ pub struct Choice {
 }
 
 /// A host with what the request would cost there.
-#[derive(Clone, Copy)]
-struct Offer {
-    host: Candidate,
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Offer {
+    /// The host.
+    pub host: Candidate,
     /// Tokens it holds, by the index and the floor.
-    known: f64,
+    pub known: f64,
     /// Tokens it would compute.
-    uncached: f64,
-    cost: f64,
-    full: bool,
+    pub uncached: f64,
+    /// What that and its load come to.
+    pub cost: f64,
+    /// Whether it is at its limit.
+    pub full: bool,
+}
+
+/// What each host would cost, the home first, then in the key's order: what [`decide`] chooses from.
+#[must_use]
+pub fn costs(query: &Query<'_>, loads: &Loads, constants: &Constants) -> Vec<Offer> {
+    home(query, loads, constants)
+        .map_or_else(Vec::new, |home| offers(query, loads, constants, &home))
 }
 
 /// Chooses the host. New keys that are balanced are counted in `loads`.

@@ -6,13 +6,13 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
 
-use crate::cost::{self, Constants, Query};
+use crate::cost::{self, Constants, Offer, Query};
 use crate::hosts::State;
 use crate::index::{HostRef, Page};
 use crate::learned::{Expectation, Learned, MARGIN_TOKENS, Report};
 use crate::load::{Ledger, Loads, Seat};
 use crate::placement::{HostId, WEIGHT_MAX};
-use crate::popularity::{self, Heat};
+use crate::popularity::{self, Heat, Rung};
 use crate::prefix::{BYTES_PER_TOKEN, Key, Kinds, Prompt, mix};
 use crate::request::Request;
 use crate::route::{self, Abstain, Bounds, Candidate, Decision, Placement};
@@ -348,28 +348,14 @@ impl Router {
         ledger: &Ledger,
     ) -> Result<Placed, Outdated> {
         let hosts = view.candidates_at(now_ms, self.rules.slow_start_ms);
-        let Rule::Adaptive {
-            constants,
-            one_gateway,
-            ..
-        } = self.rules.rule
-        else {
+        let Rule::Adaptive { constants, .. } = self.rules.rule else {
             return self.place_fixed(plan, view, &hosts, request, store, ledger);
         };
         let page = (!plan.trail.is_empty()).then(|| Page::read(store, &self.index, plan.key));
         let known = page
             .as_ref()
             .map_or(Vec::new(), |page| known(page, plan, &hosts));
-        let query = Query {
-            key: plan.key,
-            hosts: &hosts,
-            known: &known,
-            tokens: plan.tokens,
-            floor: plan.floor,
-            affinity: plan.affinity,
-            belief: self.learned.borrow().belief(one_gateway),
-            bounds: self.rules.bounds,
-        };
+        let query = self.query(plan, &hosts, &known);
         let (placement, choice) = request.place(store, ledger, |loads| {
             check(loads, view)?;
             let choice = cost::decide(&query, loads, &constants);
@@ -400,6 +386,26 @@ impl Router {
             position: plan.position,
             expected,
         })
+    }
+
+    fn query<'a>(&self, plan: &Plan, hosts: &'a [Candidate], known: &'a [f64]) -> Query<'a> {
+        let one_gateway = matches!(
+            self.rules.rule,
+            Rule::Adaptive {
+                one_gateway: true,
+                ..
+            }
+        );
+        Query {
+            key: plan.key,
+            hosts,
+            known,
+            tokens: plan.tokens,
+            floor: plan.floor,
+            affinity: plan.affinity,
+            belief: self.learned.borrow().belief(one_gateway),
+            bounds: self.rules.bounds,
+        }
     }
 
     fn place_fixed(
@@ -455,7 +461,71 @@ impl Router {
     }
 }
 
+/// How hot a prompt's beginnings are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// The rungs that the key is looked for on, each with how often it was counted.
+    pub rungs: Vec<(Rung, u32)>,
+    /// The count above which one is hot.
+    pub hot_above: u32,
+    /// Requests of late.
+    pub requests: u32,
+}
+
+/// One look at what a choice is made of, for those who explain it; it changes nothing.
+impl Router {
+    /// How hot a prompt's beginnings are now; nothing in `fixed` mode.
+    #[must_use]
+    pub fn heat(&self, prompt: &Prompt, hosts: usize, store: &impl Store) -> Option<Counted> {
+        let Rule::Adaptive { heat, .. } = self.rules.rule else {
+            return None;
+        };
+        let rungs = popularity::rungs(prompt);
+        let (counts, total) = popularity::counts(store, &self.sketch, &rungs);
+        let hosts = u32::try_from(hosts).unwrap_or(u32::MAX);
+        Some(Counted {
+            rungs: rungs.into_iter().zip(counts).collect(),
+            hot_above: heat.count_max(total, hosts),
+            requests: total,
+        })
+    }
+
+    /// What each host would cost with these loads, the home first, then in the key's order.
+    /// Nothing in `fixed` mode, which weighs no costs.
+    #[must_use]
+    pub fn costs(
+        &self,
+        plan: &Plan,
+        view: &View,
+        now_ms: u64,
+        store: &impl Store,
+        loads: &Loads,
+    ) -> Vec<Offer> {
+        let Rule::Adaptive { constants, .. } = self.rules.rule else {
+            return Vec::new();
+        };
+        let hosts = view.candidates_at(now_ms, self.rules.slow_start_ms);
+        let page = (!plan.trail.is_empty()).then(|| Page::read(store, &self.index, plan.key));
+        let known = page
+            .as_ref()
+            .map_or(Vec::new(), |page| known(page, plan, &hosts));
+        cost::costs(&self.query(plan, &hosts, &known), loads, &constants)
+    }
+}
+
 impl Plan {
+    /// What places the request.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        self.key
+    }
+
+    /// Where in the prompt the key ends, in bytes of text; 0 in `fixed` mode.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
     fn expected(&self, choice: &cost::Choice, host: Candidate) -> Expected {
         let kept = self
             .trail

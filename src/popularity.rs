@@ -47,7 +47,8 @@ impl Default for Heat {
 
 impl Heat {
     /// The count above which a prefix is hot on `hosts` hosts, with `total` recent requests.
-    fn count_max(self, total: u32, hosts: u32) -> u32 {
+    #[must_use]
+    pub fn count_max(self, total: u32, hosts: u32) -> u32 {
         let share = self.hot_share / f64::from(hosts.max(1)) * f64::from(total);
         self.count_min.max(share as u32)
     }
@@ -115,6 +116,16 @@ pub fn visit(
 ) -> Option<AdaptiveKey> {
     let (counts, total) = count(store, name, rungs, heat).unwrap_or((Vec::new(), 0));
     choose(rungs, &counts, heat.count_max(total, hosts))
+}
+
+/// How often each of these rungs was counted, and the requests of late, as the sketch has them now;
+/// nothing is counted.
+#[must_use]
+pub fn counts(store: &impl Store, name: &str, rungs: &[Rung]) -> (Vec<u32>, u32) {
+    let bytes = store.read(name).ok().and_then(|seen| seen.value);
+    let sketch = Sketch::from_bytes(bytes);
+    let counts = rungs.iter().map(|rung| sketch.count(rung.key)).collect();
+    (counts, sketch.total())
 }
 
 /// The shallowest rung whose count is not above `count_max`; the last one if all are.
@@ -209,6 +220,15 @@ impl Sketch {
                 [*low, *high] = (u16::from_le_bytes([*low, *high]) / 2).to_le_bytes();
             }
         }
+    }
+
+    fn count(&self, key: Key) -> u32 {
+        let counter = |cell: usize| {
+            let bytes = self.bytes.get(cell..cell + 2)?;
+            bytes.try_into().ok().map(u16::from_le_bytes)
+        };
+        let counters = cells(key).into_iter().filter_map(counter);
+        counters.min().map_or(0, u32::from)
     }
 
     fn increment(&mut self, cell: usize) -> u32 {
@@ -315,6 +335,16 @@ mod tests {
             store.read("sketch").unwrap().value.unwrap().len(),
             SKETCH_BYTES
         );
+    }
+
+    #[test]
+    fn looking_at_counts_counts_nothing() {
+        let store = MemoryStore::new();
+        visits(&store, &[1, 2], 3);
+        for _ in 0..2 {
+            let seen = counts(&store, "sketch", &ladder(&[1, 2, 3]));
+            assert_eq!(seen, (vec![3, 3, 0], 3));
+        }
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub trait Store {
 }
 
 /// Shared data for tests and for the simulator.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct MemoryStore {
     entries: RefCell<BTreeMap<String, (Vec<u8>, Cas)>>,
 }

@@ -8,7 +8,7 @@ use super::options as opt;
 use super::problem::ConfigError;
 use crate::cost::Constants;
 use crate::hosts;
-use crate::pool::Rule;
+use crate::pool::{Rule, Rules};
 use crate::popularity::Heat;
 use crate::route::Bounds;
 
@@ -31,6 +31,19 @@ pub struct Pool {
     pub slow_start_ms: u32,
     /// Whether the first choice goes out by itself, for Envoy to check its health.
     pub strict_health: bool,
+}
+
+impl Pool {
+    /// What its router goes by.
+    #[must_use]
+    pub fn rules(&self) -> Rules {
+        Rules {
+            rule: self.routing.rule(),
+            bounds: self.bounds,
+            rejects: self.rejects,
+            slow_start_ms: u64::from(self.slow_start_ms),
+        }
+    }
 }
 
 /// Where a pool's host list comes from.

@@ -18,7 +18,7 @@ use crate::learned::Report;
 use crate::load::{self, Changes, Ledger, NO_CHANGES, Seat};
 use crate::names;
 use crate::payload::Plan as ReadPlan;
-use crate::pool::{Expected, Outdated, Placed, Plan, Router, Rules, View};
+use crate::pool::{Expected, Outdated, Placed, Plan, Router, View};
 use crate::prefix::Prompt;
 use crate::request::Request;
 use crate::route::{Abstain, Candidate};
@@ -62,15 +62,7 @@ impl Worker {
             metrics: Metrics::new(&pool.name),
             watchdog: RefCell::default(),
             ledger: Ledger::default(),
-            router: Router::new(
-                &pool.name,
-                Rules {
-                    rule: pool.routing.rule(),
-                    bounds: pool.bounds,
-                    rejects: pool.rejects,
-                    slow_start_ms: u64::from(pool.slow_start_ms),
-                },
-            ),
+            router: Router::new(&pool.name, pool.rules()),
             discovery: (pool.hosts == HostSource::Learned).then(|| Discovery::new(&pool.name)),
             hold_key: hold::key(&pool.name),
             view: RefCell::default(),

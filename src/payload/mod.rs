@@ -108,6 +108,16 @@ pub fn apis() -> Vec<&'static str> {
     FAMILIES.iter().map(|family| family.api).collect()
 }
 
+/// The labels of the families whose bodies may come to a path.
+#[must_use]
+pub fn apis_at(path: &[u8]) -> Vec<&'static str> {
+    let families = path::find(path).families;
+    let of_path = (0..)
+        .zip(FAMILIES)
+        .filter(|(index, _)| families >> index & 1 == 1);
+    of_path.map(|(_, family)| family.api).collect()
+}
+
 /// The metric label of a body whose bytes stand in for a prompt.
 pub const RAW: &str = "raw";
 

@@ -2,7 +2,7 @@
 //!
 //! Guarantee: the parts are those that the chain was made of, in its order. Not here: printing.
 
-use super::{End, Head, Plan, Reading};
+use super::{End, Head, Plan, Reading, Tools};
 use crate::prefix::{Chain, Part, Prompt, Sink};
 
 /// Where in a prompt a section lies.
@@ -22,12 +22,26 @@ pub trait Witness<S> {
     fn section(&mut self, place: Place, sink: &S);
     /// Something that is mixed into the key beside the prompt.
     fn seed(&mut self, name: &str, hash: u64);
+    /// The tools: where they are rendered, their hash, and their length in canonical bytes.
+    fn tools(&mut self, tools: SeenTools);
 }
 
 /// Looks away.
 impl<S> Witness<S> for () {
     fn section(&mut self, _: Place, _: &S) {}
     fn seed(&mut self, _: &str, _: u64) {}
+    fn tools(&mut self, _: SeenTools) {}
+}
+
+/// A prompt's tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeenTools {
+    /// Where they are rendered; never [`Tools::ByModel`].
+    pub place: Tools,
+    /// The hash of their canonical bytes.
+    pub hash: u64,
+    /// How many these are.
+    pub bytes: u64,
 }
 
 /// One part.
@@ -39,6 +53,8 @@ pub struct Stretch {
     pub bytes: Vec<u8>,
     /// Its length in bytes of text.
     pub len: u64,
+    /// The hash of what is known by it only.
+    pub hash: Option<u64>,
 }
 
 /// One message: parts and, at its end, the role.
@@ -46,12 +62,14 @@ pub struct Stretch {
 pub struct Message {
     /// The role, cut; empty for a prompt without roles, `None` if the body ended before it.
     pub role: Option<Vec<u8>>,
+    /// The hash of all that names it: its role and its name.
+    pub label: u64,
     /// Its parts.
     pub parts: Vec<Stretch>,
 }
 
-/// Parts are shown cut to this many bytes.
-pub const STRETCH_BYTES_MAX: usize = 64 * 1024;
+/// Parts are kept up to this many bytes: as many as a body has that is held (`body_bytes_max`).
+pub const STRETCH_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// Collects a section's parts beside its chain.
 #[derive(Clone)]
@@ -70,12 +88,13 @@ impl Parts {
         self.messages.last_mut()
     }
 
-    fn add(&mut self, part: Part, len: u64) {
+    fn add(&mut self, part: Part, len: u64, hash: Option<u64>) {
         if let Some(message) = self.message() {
             message.parts.push(Stretch {
                 part,
                 bytes: Vec::new(),
                 len,
+                hash,
             });
         }
     }
@@ -92,7 +111,7 @@ impl Sink for Parts {
 
     fn open(&mut self, part: Part) {
         self.chain.open(part);
-        self.add(part, 0);
+        self.add(part, 0, None);
     }
 
     fn text(&mut self, bytes: &[u8]) {
@@ -110,13 +129,14 @@ impl Sink for Parts {
 
     fn atom(&mut self, part: Part, hash: u64, bytes: u64) {
         self.chain.atom(part, hash, bytes);
-        self.add(part, bytes);
+        self.add(part, bytes, Some(hash));
     }
 
     fn message_end(&mut self, role: &[u8], label: u64) {
         self.chain.message_end(role, label);
         if let Some(message) = self.message() {
             message.role = Some(role.to_vec());
+            message.label = label;
         }
         self.ended = true;
     }
@@ -139,6 +159,8 @@ pub struct Explained {
     pub sections: Vec<(Place, Parts)>,
     /// What is mixed into its key beside them: names and hashes.
     pub seeds: Vec<(String, u64)>,
+    /// The tools, if there are any.
+    pub tools: Option<SeenTools>,
 }
 
 /// Reads a body and shows what its prompt is made of.
@@ -154,6 +176,7 @@ pub fn explain(head: &Head<'_>, plan: &Plan, windows: &[&[u8]], end: End) -> Exp
         prompt,
         sections: seen.sections,
         seeds: seen.seeds,
+        tools: seen.tools,
     }
 }
 
@@ -161,6 +184,7 @@ pub fn explain(head: &Head<'_>, plan: &Plan, windows: &[&[u8]], end: End) -> Exp
 struct Seen {
     sections: Vec<(Place, Parts)>,
     seeds: Vec<(String, u64)>,
+    tools: Option<SeenTools>,
 }
 
 impl Witness<Parts> for Seen {
@@ -170,5 +194,9 @@ impl Witness<Parts> for Seen {
 
     fn seed(&mut self, name: &str, hash: u64) {
         self.seeds.push((name.to_owned(), hash));
+    }
+
+    fn tools(&mut self, tools: SeenTools) {
+        self.tools = Some(tools);
     }
 }

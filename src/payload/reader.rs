@@ -9,7 +9,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh64::xxh64;
 
 use super::node::{SEEDS_MAX, Seed};
-use super::parts::{Place, Witness};
+use super::parts::{Place, SeenTools, Witness};
 use super::plan::{Compiled, Plan};
 use super::walk::{SLOT_SYSTEM, Section, Walker};
 use super::{CacheKey, End, FAMILIES, Family, Head, RAW, Tools, path, tools};
@@ -155,6 +155,9 @@ impl<S: Sink> Plain<S> {
             Some(_) => tools::place(self.plan.options.tools, model.as_deref()),
             None => Tools::BeforeSystem,
         };
+        if let Some((hash, bytes)) = self.walker.tools {
+            witness.tools(SeenTools { place, hash, bytes });
+        }
         for (place, section) in [
             (Place::System, &system),
             (Place::Conversation, &conversation),

@@ -15,6 +15,7 @@ pub mod check;
 pub mod churn;
 pub mod demo;
 pub mod engine;
+pub mod explain;
 pub mod harness;
 pub mod load;
 pub mod report;

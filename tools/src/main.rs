@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tools::{bench, check, churn, demo, engine, load, setup, simulate, soak};
+use tools::{bench, check, churn, demo, engine, explain, load, setup, simulate, soak};
 
 /// Prefix-aware routing for LLM engines behind Envoy: set up, try, measure, explain
 #[derive(Parser)]
@@ -27,6 +27,8 @@ enum Command {
     Simulate(Box<simulate::SimulateArgs>),
     /// Run one simulated vLLM: its API, its scheduling and its prefix cache, but no model
     Engine(Box<engine::EngineArgs>),
+    /// Say how a request is read and routed, where two differ, or what a log's prompts share
+    Explain(Box<explain::ExplainArgs>),
     /// Make this machine ready: a Rust for wasm, an Envoy, and the filter
     Setup(setup::SetupArgs),
     /// Send a workload to any URL, open loop, and measure what comes back
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Simulate(args) => simulate::run(*args),
         Command::Engine(args) => engine::run(*args),
+        Command::Explain(args) => explain::run(&args),
         Command::Setup(args) => setup::run(&args),
         Command::Load(args) => load::run(&args),
         Command::Soak(args) => soak::run(&args),

@@ -115,6 +115,27 @@ pub fn check(text: &str) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
+/// The filter configuration in a text that is one, or the first one in an Envoy file, and the hosts
+/// that the file gives its cluster.
+///
+/// # Errors
+/// If there is none.
+pub(crate) fn configuration(text: &str) -> Result<(String, Vec<String>)> {
+    let is_object = text.trim_start().starts_with('{');
+    let parsed = serde_json::from_str::<Value>(text);
+    if is_object && !parsed.as_ref().is_ok_and(surroundings::is_envoy) {
+        return Ok((text.to_owned(), Vec::new()));
+    }
+    for document in &documents(text)? {
+        if let Some(found) = surroundings::filters(document).into_iter().next() {
+            let configuration = found.configuration.map_err(anyhow::Error::msg)?;
+            let hosts = surroundings::hosts(document, configuration);
+            return Ok((configuration.to_owned(), hosts));
+        }
+    }
+    bail!("neither a filter configuration nor an Envoy file with a wasm filter prefix_router");
+}
+
 /// The YAML documents of a text; JSON is YAML.
 fn documents(text: &str) -> Result<Vec<Value>> {
     serde_saphyr::from_multiple(text).map_err(|error| anyhow::anyhow!("not YAML: {error}"))

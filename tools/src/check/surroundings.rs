@@ -152,6 +152,29 @@ fn cluster<'v>(document: &'v Value, name: &str) -> Option<&'v Value> {
     clusters.iter().find(named)
 }
 
+/// The addresses that an Envoy file gives the cluster of a configuration's first pool.
+pub(super) fn hosts(document: &Value, configuration: &str) -> Vec<String> {
+    let mut hosts = Vec::new();
+    let Ok(config) = Config::parse(configuration.as_bytes()) else {
+        return hosts;
+    };
+    let first = config.pools.first();
+    let Some(cluster) = first.and_then(|pool| cluster(document, &pool.cluster)) else {
+        return hosts;
+    };
+    visit(cluster, &mut String::new(), DEPTH_MAX, &mut |value, _| {
+        let Some(socket) = value.get("socket_address") else {
+            return;
+        };
+        let address = socket.get("address").and_then(Value::as_str);
+        let port = socket.get("port_value").and_then(Value::as_u64);
+        if let (Some(address), Some(port)) = (address, port) {
+            hosts.push(format!("{address}:{port}"));
+        }
+    });
+    hosts
+}
+
 fn missing_clusters(document: &Value, config: &Config) -> Vec<String> {
     // Clusters may also come from a management server.
     if document.pointer("/dynamic_resources/cds_config").is_some() {

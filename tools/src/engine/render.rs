@@ -46,6 +46,8 @@ pub struct Message<'a> {
 pub enum Part<'a> {
     /// Text.
     Text(&'a str),
+    /// Text or token ids, four bytes a token, as they are.
+    Bytes(&'a [u8]),
     /// Anything that is not text; its bytes decide its identity, not its length.
     Image(&'a [u8]),
 }
@@ -85,6 +87,7 @@ impl Rendered {
             for part in message.parts {
                 match *part {
                     Part::Text(text) => rendered.text(history(template, message.role, text)),
+                    Part::Bytes(bytes) => rendered.text(bytes),
                     Part::Image(bytes) => rendered.image(bytes),
                 }
             }

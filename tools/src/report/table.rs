@@ -97,13 +97,19 @@ fn ms(value: Option<f64>) -> String {
 /// Breaks a sentence into lines that fit, never between a number and its `%`.
 #[must_use]
 pub fn wrap(text: &str) -> Vec<String> {
+    wrap_to(text, WIDTH)
+}
+
+/// The same for lines of another width.
+#[must_use]
+pub fn wrap_to(text: &str, width: usize) -> Vec<String> {
     let text = text.replace(" %", "\u{a0}%");
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let Some(line) = lines.last_mut() else {
             continue;
         };
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > WIDTH {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
             lines.push(word.to_owned());
         } else {
             if !line.is_empty() {

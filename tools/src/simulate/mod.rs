@@ -5,12 +5,12 @@
 //! flags give the same figures on any machine and number of threads. Not here: sockets, Envoy.
 
 mod cells;
-mod measure;
+pub(crate) mod measure;
 mod output;
-mod policy;
-mod prepare;
+pub(crate) mod policy;
+pub(crate) mod prepare;
 mod summary;
-mod world;
+pub(crate) mod world;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -437,6 +437,7 @@ fn setting(args: &SimulateArgs, cell: &Cell) -> Setting {
         unstreamed: args.unstreamed,
         happenings: args.event.clone(),
         seed: cell.seed,
+        rules: None,
     }
 }
 

@@ -36,6 +36,29 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// A recorded request: what the filter made of its body, and its prompt as an engine sees it.
+    /// What was answered is not known, so no later prompt finds it in a cache.
+    pub(crate) fn recorded(
+        prompt: Prompt,
+        rendered: &Rendered,
+        seed: u64,
+        block_tokens: u32,
+        output_tokens: u32,
+    ) -> Self {
+        let chain = rendered.chain(seed, block_tokens);
+        Self {
+            prompt_blocks: chain.len(),
+            job: Job {
+                prompt_tokens: rendered.tokens().max(1),
+                output_tokens,
+                chain: chain.into(),
+            },
+            prompt,
+            answer: Answer::new(Template::AppendOnly, 0, output_tokens),
+            heads: [0; HEADS.len()],
+        }
+    }
+
     /// The hashes of the prompt's full blocks.
     #[must_use]
     pub fn chain(&self) -> &[u64] {
@@ -74,6 +97,15 @@ impl Preparer {
             block_tokens,
             options,
             done: Mutex::default(),
+        }
+    }
+
+    /// A preparer whose requests are ready, by their numbers.
+    pub(crate) fn ready(requests: &[Arc<Prepared>]) -> Self {
+        let numbered = (0..).map(|id| (id, 0)).zip(requests.iter().cloned());
+        Self {
+            done: Mutex::new(numbered.collect()),
+            ..Self::new(Template::AppendOnly, 1, 0)
         }
     }
 

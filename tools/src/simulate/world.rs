@@ -9,6 +9,7 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use prefix_router::pool::Rules;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
@@ -62,6 +63,8 @@ pub struct Setting {
     pub happenings: Vec<(f64, Happening)>,
     /// Seed of gateways, ties and streams.
     pub seed: u64,
+    /// What our own policies go by instead of their defaults.
+    pub rules: Option<Rules>,
 }
 
 /// One request's fate.
@@ -265,6 +268,7 @@ impl<'a> World<'a> {
             hosts: &self.hosts,
             names: &self.names,
             kv_blocks: self.setting.engine.blocks(),
+            rules: self.setting.rules,
         };
         Gateway {
             policy: self.setting.policy.start(&start),
@@ -515,7 +519,10 @@ impl<'a> World<'a> {
             scrape.waiting = engine.waiting();
             scrape.kv_usage = f64::from(pool.pinned()) / f64::from(pool.len().max(1));
         }
-        self.at(self.now + SCRAPE_NS, What::Scrape);
+        // When nothing else is due, nothing ever will be.
+        if !self.queue.is_empty() {
+            self.at(self.now + SCRAPE_NS, What::Scrape);
+        }
     }
 
     fn sample(&mut self) {

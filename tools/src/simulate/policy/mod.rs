@@ -10,9 +10,10 @@ mod affinity;
 mod hashing;
 mod load;
 mod oracle;
-mod ours;
+pub(crate) mod ours;
 
 use clap::ValueEnum;
+use prefix_router::pool::Rules;
 use rand_chacha::ChaCha8Rng;
 
 use crate::engine::scheduler::Engine;
@@ -204,6 +205,8 @@ pub struct Start<'a> {
     pub names: &'a [String],
     /// Blocks in each engine's cache.
     pub kv_blocks: u32,
+    /// What our own policies go by instead of their defaults.
+    pub rules: Option<Rules>,
 }
 
 /// The hosts with the lowest value, in order.

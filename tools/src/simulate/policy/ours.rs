@@ -49,17 +49,15 @@ impl Ours {
             limit,
             panic_rule: true,
         };
+        let rules = Rules {
+            rule,
+            bounds,
+            rejects: false,
+            // The study's hosts take their share at once.
+            slow_start_ms: 0,
+        };
         let mut ours = Self {
-            router: Router::new(
-                "pool",
-                Rules {
-                    rule,
-                    bounds,
-                    rejects: false,
-                    // The study's hosts take their share at once.
-                    slow_start_ms: 0,
-                },
-            ),
+            router: Router::new("pool", start.rules.unwrap_or(rules)),
             view: View::default(),
             store: MemoryStore::new(),
             ledger: Ledger::default(),
@@ -143,24 +141,31 @@ impl Policy for Ours {
 
     fn hosts_changed(&mut self, hosts: &[u32], names: &[String]) {
         let version = self.view.version + 1;
-        let known = names.iter().zip(0..).map(|(name, number)| Host {
-            address: name.clone(),
-            seat: seat(number),
-            id: HostId::of(name),
-            epoch: 0,
-            weight: 1,
-            since_ms: 0,
-            missing_ms: 0,
-            state: hosts.contains(&number).then_some(State::Usable),
-        });
-        self.view = View::new(version, known.collect());
-        self.ledger.transact(&self.store, |loads| {
-            self.view
-                .hosts
-                .iter()
-                .for_each(|host| loads.seat(host.seat));
-            loads.set_hosts_version(version);
-            ((), NO_CHANGES)
-        });
+        self.view = view(version, names, |number| hosts.contains(&number));
+        take_seats(&self.view, &self.ledger, &self.store);
     }
+}
+
+/// The hosts of these names as a worker sees them, all of weight 1.
+pub(crate) fn view(version: u32, names: &[String], is_usable: impl Fn(u32) -> bool) -> View {
+    let known = names.iter().zip(0..).map(|(name, number)| Host {
+        address: name.clone(),
+        seat: seat(number),
+        id: HostId::of(name),
+        epoch: 0,
+        weight: 1,
+        since_ms: 0,
+        missing_ms: 0,
+        state: is_usable(number).then_some(State::Usable),
+    });
+    View::new(version, known.collect())
+}
+
+/// Gives the hosts of a view their places in the loads.
+pub(crate) fn take_seats(view: &View, ledger: &Ledger, store: &MemoryStore) {
+    ledger.transact(store, |loads| {
+        view.hosts.iter().for_each(|host| loads.seat(host.seat));
+        loads.set_hosts_version(view.version);
+        ((), NO_CHANGES)
+    });
 }
