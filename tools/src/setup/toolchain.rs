@@ -43,6 +43,9 @@ pub(super) enum Toolchain {
     Packaged(Packaged),
 }
 
+/// What .cargo/config.toml says of the target.
+const FILTER_FLAGS: &str = "-Ctarget-feature=+simd128";
+
 /// A compiler from packages.
 #[derive(Debug)]
 pub(super) struct Packaged {
@@ -64,7 +67,9 @@ impl Packaged {
         if let Some(libraries) = &self.libraries {
             cargo.env("LD_LIBRARY_PATH", libraries);
         }
-        let mut flags = OsString::from("-Lnative=");
+        // These take the place of those in .cargo/config.toml.
+        let mut flags = OsString::from(FILTER_FLAGS);
+        flags.push("\x1f-Lnative=");
         flags.push(&self.wasi_libc);
         cargo.env("CARGO_ENCODED_RUSTFLAGS", flags);
         cargo.arg("-Zbuild-std=std,panic_abort");
@@ -295,4 +300,15 @@ fn linker(place: &Place) -> Result<PathBuf> {
     on_path("rust-lld")
         .or_else(|| on_path("wasm-ld"))
         .context("this Rust has no rust-lld, and there is no wasm-ld; install your distribution's package lld")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packaged_compiler_gets_the_flags_of_cargos_configuration() {
+        let config = include_str!("../../../.cargo/config.toml");
+        assert!(config.contains(&format!("rustflags = [\"{FILTER_FLAGS}\"]")));
+    }
 }
