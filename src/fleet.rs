@@ -14,7 +14,7 @@ use crate::pool::{Host, View};
 use crate::store::{Store, StoreError};
 
 /// The shared-data key of the table; its number is the layout's version.
-const TABLE_KEY: &str = "prefix_router.1.hosts";
+const TABLE_KEY: &str = "prefix_router.2.hosts";
 /// Attempts against another worker that applies a report at the same time.
 const ATTEMPTS_MAX: u32 = 8;
 /// Slots whose host is gone are kept for its return, up to so many: pods restart in groups.
@@ -46,6 +46,8 @@ struct Member {
     /// When a request first missed it since it last answered one; 0 if none did. Only of hosts
     /// that are learned.
     missing_ms: u64,
+    /// Whether Envoy's own count of its requests is known.
+    counted: bool,
 }
 
 /// All hosts, by slot, and their states in each pool.
@@ -65,7 +67,7 @@ impl Table {
             ..Self::default()
         };
         for line in lines {
-            let mut words = line.splitn(7, ' ');
+            let mut words = line.splitn(8, ' ');
             let kind = words.next()?;
             let slot = Slot(words.next()?.parse().ok()?);
             match kind {
@@ -87,6 +89,7 @@ impl Table {
                     let weight = words.next()?.parse().ok()?;
                     let since_ms = words.next()?.parse().ok()?;
                     let missing_ms = words.next()?.parse().ok()?;
+                    let counted = words.next()?.parse().ok()?;
                     let pool = words.next()?.to_owned();
                     table.members.push(Member {
                         pool,
@@ -95,6 +98,7 @@ impl Table {
                         weight,
                         since_ms,
                         missing_ms,
+                        counted,
                     });
                 }
                 _ => return None,
@@ -124,10 +128,11 @@ impl Table {
             weight,
             since_ms,
             missing_ms,
+            counted,
         } in &self.members
         {
             text.push_str(&format!(
-                "member {} {} {weight} {since_ms} {missing_ms} {pool}\n",
+                "member {} {} {weight} {since_ms} {missing_ms} {counted} {pool}\n",
                 slot.0,
                 state.label()
             ));
@@ -219,6 +224,7 @@ impl Table {
                 weight,
                 since_ms,
                 missing_ms: before.map_or(0, |before| before.missing_ms),
+                counted: report.active.is_some(),
             });
         }
         self.members
@@ -252,6 +258,16 @@ impl Table {
             })
         };
         members.filter_map(report).collect()
+    }
+
+    /// For each slot of a pool's host, whether requests there have to be counted by VM: some of them
+    /// are not in any count of Envoy's that is known.
+    fn apart(&self) -> impl Iterator<Item = (Slot, bool)> {
+        let mut apart = BTreeMap::new();
+        for member in &self.members {
+            *apart.entry(member.slot).or_default() |= !member.counted;
+        }
+        apart.into_iter()
     }
 
     fn seats(&self) -> impl Iterator<Item = Seat> {
@@ -372,6 +388,8 @@ fn change(
         // Seats first: a worker that sees the new table can book at once.
         ledger.transact(store, |loads| {
             table.seats().for_each(|seat| loads.seat(seat));
+            let apart = table.apart();
+            apart.for_each(|(slot, apart)| loads.set_apart(slot, apart));
             ((), NO_CHANGES)
         });
         match store.write(TABLE_KEY, &table.encode(), Some(seen.cas)) {
@@ -434,6 +452,25 @@ pub fn missed(
             }
         }
     })
+}
+
+/// Takes back what stopped VMs have left in flight, on hosts where Envoy's own count is not known:
+/// how many requests, by pool. One VM at a time does (lease.rs).
+pub fn take_back(store: &impl Store, ledger: &Ledger) -> BTreeMap<String, u32> {
+    let mut repaired = BTreeMap::new();
+    let left = ledger.take_back(store);
+    if left.is_empty() {
+        return repaired;
+    }
+    let table = read_table(store);
+    for (slot, requests) in left {
+        // A host that has left the pool has no name to be counted under.
+        let mut members = table.members.iter();
+        if let Some(member) = members.find(|member| member.slot == slot) {
+            *repaired.entry(member.pool.clone()).or_default() += requests;
+        }
+    }
+    repaired
 }
 
 /// The table; an empty one if there is none.

@@ -36,6 +36,7 @@ pub mod prefix;
 pub mod request;
 pub mod route;
 pub mod series;
+pub mod shares;
 pub mod store;
 pub mod usage;
 pub mod watchdog;

@@ -8,22 +8,33 @@
 //! All hosts' loads are one value: a decision reads every host anyway, and one compare-and-swap
 //! then both sees the loads and books, so two workers can never take the same last place.
 
-use std::cell::RefCell;
+use std::borrow::Cow;
+use std::cell::{Cell, RefCell};
 
+use crate::shares::{Part, Shares};
 use crate::store::{Store, StoreError};
 
 /// The shared-data key of the loads; its number is the layout's version.
-pub const LOADS_KEY: &str = "prefix_router.1.loads";
+pub const LOADS_KEY: &str = "prefix_router.2.loads";
 /// Attempts of one change against other workers. Each attempt fails only if another worker wrote
 /// in the few microseconds between; 64 failures in a row mean that something else is wrong.
 const ATTEMPTS_MAX: u32 = 64;
 /// Changes that a worker may owe; past that the oldest is forgotten and left to the repair.
 const DEBTS_MAX: usize = 4096;
-/// Layout version and version of the host table, 4 bytes each.
-const HEADER_BYTES: usize = 8;
-const LAYOUT: u32 = 1;
+/// Layout version, version of the host table, how many VMs and how many shares there are behind the
+/// records, 4 bytes each.
+const HEADER_BYTES: usize = 16;
+const LAYOUT: u32 = 2;
 /// Generation and failures (2 bytes each), in flight, pending, placed (4 bytes each).
 const RECORD_BYTES: usize = 16;
+/// In a record's failures: what each VM has in flight here is known apart.
+const APART: u32 = 1 << 31;
+
+/// Time between two beats of a VM that has requests in flight.
+const BEAT_MS: u64 = 1000;
+/// A VM that has not beaten for so long is taken for stopped. Long against a tick that a busy
+/// machine delays; one that was only slow takes part again with its next step, at no loss.
+pub const STOPPED_MS: u64 = 5000;
 
 /// Time after which a failure counts half. An engine that answers errors at once has nothing in
 /// flight and would look idle; a client whose prompts fail must not drive all others away for long.
@@ -89,19 +100,56 @@ pub struct Load {
 /// All hosts' loads, as the bytes that shared data holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loads {
+    /// Header and records.
     bytes: Vec<u8>,
+    /// What each VM has of them, on hosts where that is known apart.
+    shares: Shares,
 }
+
+/// Who changes the loads, and when.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hand {
+    /// The VM; 0 if it has no name, and no share.
+    owner: u64,
+    now_ms: u64,
+}
+
+/// What a VM has in flight on a host, as it wrote it last.
+type Own = (Seat, Part);
 
 impl Loads {
     fn from_bytes(bytes: Option<Vec<u8>>) -> Self {
         let mut loads = Self {
             bytes: bytes.unwrap_or_default(),
+            shares: Shares::default(),
         };
-        if loads.bytes.len() < HEADER_BYTES || loads.word(0) != LAYOUT {
-            loads.bytes = vec![0; HEADER_BYTES];
-            loads.set_word(0, LAYOUT);
+        if loads.bytes.len() >= HEADER_BYTES && loads.word(0) == LAYOUT {
+            let [vms, parts] = [8, 12].map(|at| loads.word(at));
+            if let Some(shares) = Shares::split_off(&mut loads.bytes, vms, parts) {
+                loads.shares = shares;
+                loads.set_word(8, 0);
+                loads.set_word(12, 0);
+                return loads;
+            }
         }
+        loads.bytes = vec![0; HEADER_BYTES];
+        loads.set_word(0, LAYOUT);
         loads
+    }
+
+    fn to_bytes(&self) -> Cow<'_, [u8]> {
+        let [vms, parts] = self.shares.counts();
+        if vms == 0 && parts == 0 {
+            return Cow::Borrowed(&self.bytes);
+        }
+        let mut loads = Self {
+            bytes: self.bytes.clone(),
+            shares: Shares::default(),
+        };
+        loads.set_word(8, vms);
+        loads.set_word(12, parts);
+        self.shares.append_to(&mut loads.bytes);
+        Cow::Owned(loads.bytes)
     }
 
     /// What a host carries now; nothing if the slot has another tenant.
@@ -114,7 +162,7 @@ impl Loads {
         Load {
             in_flight: self.word(at + 4),
             pending: self.word(at + 8),
-            failures: self.word(at) >> 16,
+            failures: (self.word(at) & !APART) >> 16,
         }
     }
 
@@ -149,10 +197,25 @@ impl Loads {
         for field in [4, 8, 12] {
             self.set_word(at + field, 0);
         }
+        self.shares.forget(seat.slot);
+    }
+
+    /// Whether each VM's requests in this slot are counted apart, from now on.
+    pub fn set_apart(&mut self, slot: Slot, apart: bool) {
+        let at = record(slot);
+        if at >= self.bytes.len() || apart == self.is_apart(slot) {
+            return;
+        }
+        self.set_word(at, self.word(at) ^ APART);
+        self.shares.forget(slot);
+    }
+
+    fn is_apart(&self, slot: Slot) -> bool {
+        self.word(record(slot)) & APART != 0
     }
 
     /// Applies a change; one that belongs to a former tenant changes nothing.
-    pub fn apply(&mut self, change: Change) {
+    fn apply(&mut self, change: Change, hand: Hand) {
         let booking = match change {
             Change::Book(booking) | Change::Settle(booking) | Change::Release(booking) => booking,
             Change::Fail(seat) => return self.fail(seat),
@@ -178,13 +241,84 @@ impl Loads {
         self.set_word(at + 4, in_flight);
         // An idle host computes nothing: whatever an estimate left behind ends here.
         self.set_word(at + 8, if in_flight == 0 { 0 } else { pending });
+        if hand.owner != 0 && self.is_apart(booking.seat.slot) {
+            self.apply_apart(change, hand);
+        }
+    }
+
+    /// Applies the same change to the VM's own share.
+    fn apply_apart(&mut self, change: Change, hand: Hand) {
+        let part = |booking: Booking, in_flight| Part {
+            owner: hand.owner,
+            slot: booking.seat.slot,
+            in_flight,
+            pending: booking.pending,
+        };
+        match change {
+            Change::Book(booking) => {
+                if !self.shares.has(hand.owner) {
+                    self.shares.beat(hand.owner, hand.now_ms);
+                }
+                self.shares.add(part(booking, 1));
+            }
+            Change::Settle(booking) => self.shares.remove(part(booking, 0)),
+            Change::Release(booking) => self.shares.remove(part(booking, 1)),
+            Change::Fail(_) => {}
+        }
+    }
+
+    /// The VM runs. If it was taken for stopped, what it has in flight counts again.
+    fn enter(&mut self, hand: Hand, own: &[Own]) {
+        if own.is_empty() || self.shares.has(hand.owner) {
+            return;
+        }
+        self.shares.beat(hand.owner, hand.now_ms);
+        for (seat, part) in own {
+            let at = record(seat.slot);
+            let is_there = self.word(at) & 0xffff == u32::from(seat.generation);
+            if !is_there || !self.is_apart(seat.slot) {
+                continue;
+            }
+            self.set_word(at + 4, self.word(at + 4).saturating_add(part.in_flight));
+            self.set_word(at + 8, self.word(at + 8).saturating_add(part.pending));
+            self.shares.add(*part);
+        }
+    }
+
+    /// What a VM has in flight, where that is known apart.
+    fn own(&self, owner: u64) -> Vec<Own> {
+        let own = |part: Part| {
+            let generation = self.word(record(part.slot)) & 0xffff;
+            let seat = Seat {
+                slot: part.slot,
+                generation: u16::try_from(generation).unwrap_or_default(),
+            };
+            (seat, part)
+        };
+        self.shares.of(owner).map(own).collect()
+    }
+
+    /// Takes back what VMs have in flight that do not run any more: where, and how many requests.
+    fn take_back(&mut self, hand: Hand) -> Vec<(Slot, u32)> {
+        let left = self.shares.take_out(hand.owner, hand.now_ms, STOPPED_MS);
+        for part in &left {
+            let at = record(part.slot);
+            let in_flight = self.word(at + 4).saturating_sub(part.in_flight);
+            let pending = self.word(at + 8).saturating_sub(part.pending);
+            self.set_word(at + 4, in_flight);
+            self.set_word(at + 8, if in_flight == 0 { 0 } else { pending });
+        }
+        left.into_iter()
+            .map(|part| (part.slot, part.in_flight))
+            .collect()
     }
 
     fn fail(&mut self, seat: Seat) {
         let at = record(seat.slot);
         if self.word(at) & 0xffff == u32::from(seat.generation) && at < self.bytes.len() {
             let failures = (self.of(seat).failures + 1).min(FAILURES_MAX);
-            self.set_word(at, failures << 16 | u32::from(seat.generation));
+            let apart = self.word(at) & APART;
+            self.set_word(at, apart | failures << 16 | u32::from(seat.generation));
         }
     }
 
@@ -193,7 +327,8 @@ impl Loads {
         let mut at = HEADER_BYTES;
         while at < self.bytes.len() {
             let word = self.word(at);
-            self.set_word(at, (word >> 17) << 16 | word & 0xffff);
+            let failures = (word & !APART) >> 17;
+            self.set_word(at, word & APART | failures << 16 | word & 0xffff);
             at += RECORD_BYTES;
         }
     }
@@ -264,10 +399,54 @@ pub fn read(store: &impl Store) -> Result<Loads, StoreError> {
 /// One worker's hand in the loads: writes changes, and remembers those it could not write.
 #[derive(Debug, Default)]
 pub struct Ledger {
+    hand: Cell<Hand>,
     debts: RefCell<Vec<Change>>,
+    /// What this VM has in flight, where that is known apart, as it was last written.
+    own: RefCell<Vec<Own>>,
+    /// When it last said that it runs.
+    beat_ms: Cell<u64>,
+    /// Whether it is known to run.
+    takes_part: Cell<bool>,
 }
 
 impl Ledger {
+    /// The hand of a VM with a name, a number that no other VM has and that is not 0: what it has
+    /// in flight can be taken back when it stops.
+    #[must_use]
+    pub fn of(owner: u64, now_ms: u64) -> Self {
+        let ledger = Self::default();
+        ledger.hand.set(Hand { owner, now_ms });
+        ledger
+    }
+
+    /// The VM's tick: says that it runs, if anybody is to know, and it is time.
+    pub fn beat(&self, store: &impl Store, now_ms: u64) {
+        let hand = Hand {
+            now_ms,
+            ..self.hand.get()
+        };
+        self.hand.set(hand);
+        if !self.takes_part.get() || now_ms.abs_diff(self.beat_ms.get()) < BEAT_MS {
+            return;
+        }
+        self.beat_ms.set(now_ms);
+        self.transact(store, |loads| {
+            if loads.shares.of(hand.owner).next().is_some() {
+                loads.shares.beat(hand.owner, now_ms);
+            } else {
+                loads.shares.leave(hand.owner);
+            }
+            ((), NO_CHANGES)
+        });
+    }
+
+    /// Takes back what stopped VMs have left in flight: where, and how many requests. One VM at a
+    /// time does.
+    pub fn take_back(&self, store: &impl Store) -> Vec<(Slot, u32)> {
+        let hand = self.hand.get();
+        self.transact(store, |loads| (loads.take_back(hand), NO_CHANGES))
+    }
+
     /// Runs `step` on the current loads, applies the changes it asks for and writes the result;
     /// all again if another worker wrote in between. The changes are owed if nothing could be
     /// written.
@@ -282,25 +461,28 @@ impl Ledger {
             let seen = store.read(LOADS_KEY);
             let cas = seen.as_ref().ok().map(|seen| seen.cas);
             let mut loads = Loads::from_bytes(seen.ok().and_then(|seen| seen.value));
+            let (before, hand) = (loads.clone(), self.hand.get());
+            loads.enter(hand, &self.own.borrow());
             for debt in self.debts.borrow().iter() {
-                loads.apply(*debt);
+                loads.apply(*debt, hand);
             }
-            let before = loads.clone();
             let (result, changes) = step(&mut loads);
             changes
                 .iter()
                 .flatten()
-                .for_each(|change| loads.apply(*change));
+                .for_each(|change| loads.apply(*change, hand));
             if loads == before && self.debts.borrow().is_empty() {
                 return result;
             }
             let written = match cas {
-                Some(cas) => store.write(LOADS_KEY, &loads.bytes, Some(cas)),
+                Some(cas) => store.write(LOADS_KEY, &loads.to_bytes(), Some(cas)),
                 None => Err(StoreError::Refused),
             };
             match written {
                 Ok(()) => {
                     self.debts.borrow_mut().clear();
+                    self.own.replace(loads.own(hand.owner));
+                    self.takes_part.set(loads.shares.has(hand.owner));
                     return result;
                 }
                 Err(StoreError::Stale) if attempts < ATTEMPTS_MAX => {}

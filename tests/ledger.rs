@@ -1,14 +1,16 @@
 //! Proves that the load counters equal a model of them at each step, whatever order the proxy's
-//! callbacks come in, over several workers, lost races, refused writes, panics and host flaps.
+//! callbacks come in, over several workers, lost races, refused writes, panics, VMs that are slow or
+//! dead, and host flaps.
 //! A failing case is printed and can be replayed by its seed.
 
 #![allow(clippy::unwrap_used)]
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 
 use prefix_router::index::HostRef;
-use prefix_router::load::{self, Changes, Ledger, Seat, Slot};
+use prefix_router::load::{self, Changes, Ledger, STOPPED_MS, Seat, Slot};
 use prefix_router::placement::HostId;
 use prefix_router::prefix::Key;
 use prefix_router::request::Request;
@@ -46,7 +48,7 @@ impl Store for Flaky {
 }
 
 /// One callback or one event. Numbers choose among what is there, modulo how many there are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Step {
     /// A request is placed.
     Place {
@@ -74,6 +76,9 @@ enum Step {
     Refuse,
     /// The worker's tick.
     Tick { worker: usize },
+    /// Time passes in which only the VMs that are not slow say that they run; then what the others
+    /// had in flight is taken back.
+    TakeBack { slow: BTreeSet<usize> },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -92,6 +97,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (1..20_u32).prop_map(|count| Step::LoseRaces { count }),
         1 => Just(Step::Refuse),
         2 => (0..WORKERS).prop_map(|worker| Step::Tick { worker }),
+        2 => proptest::collection::btree_set(0..8_usize, 0..4)
+            .prop_map(|slow| Step::TakeBack { slow }),
     ];
     proptest::collection::vec(step, 1..300)
 }
@@ -111,6 +118,11 @@ struct Tracked {
     ended: bool,
 }
 
+/// A VM's hand, by a number that is its place among all.
+fn ledger(number: usize, now_ms: u64) -> Ledger {
+    Ledger::of(number as u64 + 1, now_ms)
+}
+
 struct World {
     store: Flaky,
     /// Grows by a reload: requests keep the ledger of their VM.
@@ -121,13 +133,20 @@ struct World {
     seats: [Seat; HOSTS],
     /// What dead VMs have left on hosts.
     leaked: Vec<Counted>,
+    /// Whether what each VM has in flight is known apart; otherwise the proxy's count repairs.
+    apart: bool,
+    /// Ledgers of dead VMs.
+    dead: BTreeSet<usize>,
+    /// Ledgers whose requests were taken back, and that have not written since.
+    taken_back: BTreeSet<usize>,
+    now_ms: u64,
     /// Hosts whose pending tokens are an estimate since a repair.
     estimated: [bool; HOSTS],
     bounds: Bounds,
 }
 
 impl World {
-    fn new(limit: Option<u32>) -> Self {
+    fn new(limit: Option<u32>, apart: bool) -> Self {
         let seat = |slot| Seat {
             slot: Slot(slot),
             generation: 1,
@@ -138,11 +157,15 @@ impl World {
                 stale: Cell::new(0),
                 refused: Cell::new(0),
             },
-            ledgers: (0..WORKERS).map(|_| Ledger::default()).collect(),
+            ledgers: (0..WORKERS).map(|worker| ledger(worker, 0)).collect(),
             current: std::array::from_fn(|worker| worker),
             requests: Vec::new(),
             seats: std::array::from_fn(|host| seat(host as u16)),
             leaked: Vec::new(),
+            apart,
+            dead: BTreeSet::new(),
+            taken_back: BTreeSet::new(),
+            now_ms: 0,
             estimated: [false; HOSTS],
             bounds: Bounds {
                 limit,
@@ -156,10 +179,17 @@ impl World {
     }
 
     fn take_seat(&self, seat: Seat) {
-        self.ledgers[0].transact(&self.store.inner, |loads| {
+        Ledger::default().transact(&self.store.inner, |loads| {
             loads.seat(seat);
+            loads.set_apart(seat.slot, self.apart);
             ((), load::NO_CHANGES)
         });
+    }
+
+    /// Another VM's first ledger.
+    fn add_ledger(&mut self) -> usize {
+        self.ledgers.push(ledger(self.ledgers.len(), self.now_ms));
+        self.ledgers.len() - 1
     }
 
     fn candidates(&self) -> Vec<Candidate> {
@@ -178,8 +208,9 @@ impl World {
         self.requests[chosen].ledger.map(|_| chosen)
     }
 
-    fn write(&self, ledger: usize, changes: Changes) {
+    fn write(&mut self, ledger: usize, changes: Changes) {
         if changes.iter().any(Option::is_some) {
+            self.taken_back.remove(&ledger);
             self.ledgers[ledger].transact(&self.store, |_| ((), changes));
         }
     }
@@ -214,8 +245,7 @@ impl World {
             Step::Panic { worker } => self.panic(worker),
             Step::Repair { host } => self.repair(host),
             Step::Reload { worker } => {
-                self.current[worker] = self.ledgers.len();
-                self.ledgers.push(Ledger::default());
+                self.current[worker] = self.add_ledger();
             }
             Step::Flap { host } => {
                 let seat = &mut self.seats[host];
@@ -227,11 +257,13 @@ impl World {
             Step::LoseRaces { count } => self.store.stale.set(count),
             Step::Refuse => self.store.refused.set(1),
             Step::Tick { worker } => self.ledgers[self.current[worker]].pay(&self.store),
+            Step::TakeBack { slow } => self.take_back(&slow),
         }
     }
 
     fn place(&mut self, worker: usize, key: u64, pending: u32) {
         let ledger = self.current[worker];
+        self.taken_back.remove(&ledger);
         let (hosts, bounds) = (self.candidates(), self.bounds);
         let mut request = Request::default();
         let placement = request.place(&self.store, &self.ledgers[ledger], |loads| {
@@ -266,27 +298,58 @@ impl World {
     fn panic(&mut self, worker: usize) {
         let ledger = self.current[worker];
         self.ledgers[ledger].pay(&self.store.inner);
+        let is_counted = !self.taken_back.remove(&ledger);
         for tracked in self
             .requests
             .iter_mut()
             .filter(|own| own.ledger == Some(ledger))
         {
             tracked.ledger = None;
-            self.leaked.extend(tracked.counted.take());
+            let counted = tracked.counted.take();
+            self.leaked.extend(counted.filter(|_| is_counted));
         }
-        self.current[worker] = self.ledgers.len();
-        self.ledgers.push(Ledger::default());
+        self.dead.insert(ledger);
+        self.current[worker] = self.add_ledger();
+    }
+
+    /// Only the first of the ledgers is never slow: it takes back.
+    fn take_back(&mut self, slow: &BTreeSet<usize>) {
+        self.now_ms += STOPPED_MS;
+        let is_slow = |ledger: usize| slow.iter().any(|slow| slow % 7 + 1 == ledger);
+        for ledger in 0..self.ledgers.len() {
+            let still = self.dead.contains(&ledger) || is_slow(ledger);
+            if still && self.apart {
+                self.taken_back.insert(ledger);
+            } else if !still {
+                self.ledgers[ledger].beat(&self.store.inner, self.now_ms);
+                self.taken_back.remove(&ledger);
+            }
+        }
+        let keeper = ledger(usize::MAX - 1, self.now_ms);
+        let taken: u32 = keeper
+            .take_back(&self.store.inner)
+            .into_iter()
+            .map(|(_, requests)| requests)
+            .sum();
+        if self.apart {
+            self.leaked.clear();
+        } else {
+            assert_eq!(taken, 0, "the proxy's own count is there for that");
+        }
     }
 
     /// How many tokens of a host's pending belonged to the dead VM nobody knows: from here on, until
     /// the host is idle, only its in-flight count is exact.
     fn repair(&mut self, host: usize) {
+        if self.apart {
+            return;
+        }
         let seat = self.seats[host];
         let before = self.leaked.len();
         self.leaked.retain(|leak| leak.seat != seat);
         let excess = (before - self.leaked.len()) as u32;
         self.estimated[host] |= excess > 0;
-        self.ledgers[0].transact(&self.store.inner, |loads| {
+        Ledger::default().transact(&self.store.inner, |loads| {
             loads.forgive(seat, excess);
             ((), load::NO_CHANGES)
         });
@@ -299,7 +362,10 @@ impl World {
         }
         let loads = load::read(&self.store.inner).unwrap();
         for (host, seat) in self.seats.into_iter().enumerate() {
-            let live = self.requests.iter().filter_map(|own| own.counted);
+            let live = self.requests.iter().filter_map(|own| {
+                let taken_back = self.taken_back.contains(&own.ledger?);
+                own.counted.filter(|_| !taken_back)
+            });
             let counted: Vec<Counted> = live
                 .chain(self.leaked.iter().copied())
                 .filter(|own| own.seat == seat)
@@ -326,6 +392,7 @@ impl World {
             }
         }
         (0..HOSTS).for_each(|host| self.repair(host));
+        self.take_back(&BTreeSet::new());
     }
 }
 
@@ -335,9 +402,10 @@ proptest! {
     #[test]
     fn every_count_equals_the_model_at_each_step_and_ends_at_zero(
         limit in proptest::option::of(1..6_u32),
+        apart in any::<bool>(),
         steps in steps(),
     ) {
-        let mut world = World::new(limit);
+        let mut world = World::new(limit, apart);
         for step in steps {
             world.run(step);
             world.check();
@@ -354,7 +422,7 @@ proptest! {
 /// With `panic_rule` off, a limit holds for requests that stay where they were placed.
 #[test]
 fn no_interleaving_of_workers_exceeds_the_limit_while_there_is_room() {
-    let mut world = World::new(Some(2));
+    let mut world = World::new(Some(2), false);
     for n in 0..HOSTS * 2 {
         world.store.stale.set(n as u32 % 5);
         world.run(Step::Place {

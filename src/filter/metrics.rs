@@ -154,6 +154,12 @@ impl Metrics {
         host::increment(self.repairs, requests);
     }
 
+    /// The same of any pool: what a stopped VM left is found by one that may serve others.
+    pub fn repaired_in(pool: &str, requests: u32) {
+        let repairs = names::metric(names::COUNTER_REPAIRS, &[(names::POOL, pool)]);
+        host::increment(host::counter(&repairs), requests);
+    }
+
     /// Sets a gauge of this pool: from the one VM that holds the lease.
     pub fn gauge(&self, name: &str, label: &str, value: &str, count: u64) {
         let labels = [(names::POOL, self.pool.as_str()), (label, value)];

@@ -12,6 +12,7 @@ use proxy_wasm::types::{ContextType, LogLevel};
 
 use super::host::{self, Shared};
 use super::http::Http;
+use super::metrics::Metrics;
 use super::worker::Worker;
 use crate::config::{Config, HostSource, Pool};
 use crate::fleet::{self, Fleet};
@@ -86,10 +87,17 @@ impl Root {
         }
     }
 
-    /// Lets the failures of all pools fade, if this VM holds the lease and it is time.
-    fn fade_failures(&self, worker: &Worker, now_ms: u64) {
-        let is_holder = lease::take(&Shared, lease::OF_LOADS, self.owner, now_ms, LOADS_LEASE_MS);
-        if !is_holder || now_ms.abs_diff(self.faded_ms.get()) < FAILURES_HALVE_MS {
+    /// Takes back what stopped VMs left, and lets the failures of all pools fade, if this VM holds
+    /// the lease and it is time.
+    fn keep_loads(&self, worker: &Worker, now_ms: u64) {
+        if !lease::take(&Shared, lease::OF_LOADS, self.owner, now_ms, LOADS_LEASE_MS) {
+            return;
+        }
+        for (pool, requests) in fleet::take_back(&Shared, &worker.ledger) {
+            Metrics::repaired_in(&pool, requests);
+            warn!("pool {pool}: {requests} requests in flight taken back that a stopped VM left");
+        }
+        if now_ms.abs_diff(self.faded_ms.get()) < FAILURES_HALVE_MS {
             return;
         }
         self.faded_ms.set(now_ms);
@@ -271,7 +279,7 @@ impl RootContext for Root {
             (names::FORMAT, &format),
         ];
         host::record(host::gauge(&names::metric(names::BUILD_INFO, &labels)), 1);
-        let worker = Worker::new(config, &pool);
+        let worker = Worker::new(config, &pool, self.owner);
         // At once, or an older VM, whose listener drains, could apply its list until the first tick.
         self.holds(&pool, host::now_ms());
         // A static list is there from the first request on; every VM applies the same.
@@ -291,8 +299,9 @@ impl RootContext for Root {
         let now_ms = host::now_ms();
         self.release_overdue(&worker, now_ms);
         worker.ledger.pay(&Shared);
+        worker.ledger.beat(&Shared, now_ms);
         worker.refresh();
-        self.fade_failures(&worker, now_ms);
+        self.keep_loads(&worker, now_ms);
         self.keep_hosts(&worker, now_ms);
     }
 

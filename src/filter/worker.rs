@@ -56,12 +56,12 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker for this configuration's pool.
-    pub fn new(config: Config, pool: &Pool) -> Self {
+    /// A worker for this configuration's pool, in the VM of this name.
+    pub fn new(config: Config, pool: &Pool, owner: u64) -> Self {
         Self {
             metrics: Metrics::new(&pool.name),
             watchdog: RefCell::default(),
-            ledger: Ledger::default(),
+            ledger: Ledger::of(owner, host::now_ms()),
             router: Router::new(&pool.name, pool.rules()),
             discovery: (pool.hosts == HostSource::Learned).then(|| Discovery::new(&pool.name)),
             hold_key: hold::key(&pool.name),
