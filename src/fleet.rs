@@ -205,7 +205,9 @@ impl Table {
                 continue;
             };
             let before = old.iter().find(|member| member.slot == slot);
-            let was_usable = before.is_some_and(|member| member.state.is_usable());
+            // A degraded host runs, and still has what it had cached.
+            let ran = |state: State| state.is_usable() || state == State::Degraded;
+            let was_usable = before.is_some_and(|member| ran(member.state));
             let came_back = report.state.is_usable() && !was_usable;
             if let Some(tenant) = self.tenants.get_mut(&slot) {
                 // At once, or a new host further down the list would be given this slot too.

@@ -27,7 +27,8 @@ pub fn canonical(address: &str) -> Option<String> {
 pub enum State {
     /// Requests may be sent to it.
     Usable,
-    /// Likewise, though it says of itself that it is not at its best.
+    /// It says of itself that it is not at its best: nothing is sent to it while the others of its
+    /// priority suffice.
     Degraded,
     /// It fails its health checks or was ejected as an outlier.
     Failed,
@@ -68,7 +69,7 @@ impl State {
     /// Whether requests may be sent to a host in this state.
     #[must_use]
     pub fn is_usable(self) -> bool {
-        matches!(self, Self::Usable | Self::Degraded)
+        self == Self::Usable
     }
 }
 
@@ -79,6 +80,8 @@ pub struct HostReport {
     pub address: String,
     /// Its state in the pool.
     pub state: State,
+    /// Whether it says of itself that it is not at its best, in use or not.
+    pub degraded: bool,
     /// Its weight in placement, at least 1.
     pub weight: u32,
     /// Envoy's own count of its requests (`rq_active`), where it is known.
@@ -92,6 +95,7 @@ impl HostReport {
         Self {
             address: address.to_owned(),
             state: State::Usable,
+            degraded: false,
             weight: 1,
             active: None,
         }

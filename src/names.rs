@@ -128,8 +128,8 @@ metrics! {
     PENDING_TOKENS Gauge [POOL, UPSTREAM_HOST]
         "Estimated prompt tokens that a host has yet to compute.";
     HOSTS Gauge [POOL, STATE]
-        "Hosts by state: `usable`, `degraded`, `failed`, `draining`, `standby` (of a priority not \
-         in use).";
+        "Hosts by state: `usable`, `degraded` (left alone while the others of its priority \
+         suffice), `failed`, `draining`, `standby` (of a priority not in use).";
     DECISION_US Histogram [POOL]
         "Microseconds from a prompt to its booked host.";
     HOST_SOURCE_ERRORS Counter [POOL]

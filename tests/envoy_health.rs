@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tools::testkit::{
-    Behaviour, Client, Gateway, GatewayPlan, MockEngine, Protocol, admin_page, eventually,
-    prompt_of,
+    Behaviour, Client, Connection, Gateway, GatewayPlan, MockEngine, Protocol, admin_page,
+    eventually, prompt_of,
 };
 
 const SOON: Duration = Duration::from_secs(20);
@@ -102,6 +102,78 @@ async fn hosts_of_a_lower_priority_serve_only_when_none_above_is_left() {
     gateway.wait_hosts("failed", 2, SOON).await.unwrap();
     let second: BTreeSet<String> = homes(&client, 0..40).await.into_iter().collect();
     assert_eq!(second, names(&engines[2..]));
+}
+
+/// Tells Envoy's cluster of the health of each engine, in their order.
+async fn set_health(gateway: &Gateway, engines: &[MockEngine], health: &[&str]) {
+    let hosts: Vec<_> = engines.iter().map(MockEngine::address).collect();
+    let tell = |n: usize, endpoint: &mut Value| endpoint["health_status"] = json!(health[n]);
+    gateway.envoy().set_hosts_with(&hosts, tell).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_draining_host_finishes_what_runs_gets_nothing_new_and_gets_its_prefixes_back() {
+    let engines = MockEngine::start_many(3).await.unwrap();
+    let gateway = Gateway::of(&engines).eds().pool(fixed());
+    let gateway = gateway.start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let before = homes(&client, 0..40).await;
+    let leaving = before[0].clone();
+    let mut connection = Connection::open(gateway.address(), Protocol::Http1)
+        .await
+        .unwrap();
+    let held = prompt_of(0).script(Behaviour::HoldStream { events: 1 });
+    let mut stream = connection.start(held).await.unwrap();
+    assert!(stream.next().await.unwrap().is_some());
+
+    let health = |of: &MockEngine| match of.name() == leaving {
+        true => "DRAINING",
+        false => "HEALTHY",
+    };
+    let states: Vec<&str> = engines.iter().map(health).collect();
+    set_health(&gateway, &engines, &states).await;
+    gateway.wait_hosts("draining", 1, SOON).await.unwrap();
+    assert_eq!(share(&homes(&client, 0..40).await, &leaving), 0.0);
+    gateway.wait_in_flight(&leaving, 1).await.unwrap();
+    engines.iter().for_each(MockEngine::release);
+    stream.finish().await.unwrap();
+
+    set_health(&gateway, &engines, &["HEALTHY"; 3]).await;
+    gateway.wait_hosts("usable", 3, SOON).await.unwrap();
+    assert_eq!(homes(&client, 0..40).await, before);
+    gateway.quiet().await.unwrap();
+}
+
+#[tokio::test]
+async fn degraded_hosts_get_nothing_while_the_healthy_suffice_and_then_what_envoy_gives_them() {
+    let engines = MockEngine::start_many(4).await.unwrap();
+    let gateway = Gateway::of(&engines).eds().pool(fixed());
+    let gateway = gateway.start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let before = homes(&client, 0..60).await;
+    let mut health = ["DEGRADED", "HEALTHY", "HEALTHY", "HEALTHY"];
+    set_health(&gateway, &engines, &health).await;
+    gateway.wait_hosts("degraded", 1, SOON).await.unwrap();
+    let spared = homes(&client, 0..60).await;
+    assert_eq!(share(&spared, engines[0].name()), 0.0);
+    for (home, now) in before.iter().zip(&spared) {
+        assert!(home == engines[0].name() || home == now);
+    }
+
+    health = ["HEALTHY", "DEGRADED", "DEGRADED", "DEGRADED"];
+    set_health(&gateway, &engines, &health).await;
+    let shifted = eventually(SOON, async || {
+        share(&homes(&client, 0..60).await, engines[0].name()) > 0.0
+    });
+    assert!(shifted.await, "the only healthy host gets nothing");
+    let healthy = share(&homes(&client, 0..400).await, engines[0].name());
+    // 35 %; three standard deviations of 400 draws are 7 points.
+    assert!((0.28..=0.42).contains(&healthy), "it has {healthy}");
+
+    set_health(&gateway, &engines, &["HEALTHY"; 4]).await;
+    let back = eventually(SOON, async || homes(&client, 0..60).await == before);
+    assert!(back.await, "the prefixes did not come back");
+    gateway.quiet().await.unwrap();
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ fn report(address: &str, state: State) -> HostReport {
     HostReport {
         address: address.into(),
         state,
+        degraded: state == State::Degraded,
         weight: 1,
         active: Some(0),
     }
@@ -20,18 +21,27 @@ fn report(address: &str, state: State) -> HostReport {
 
 #[test]
 fn reads_every_host_of_the_cluster_and_of_no_other() {
+    // Two of six are healthy: they take 46 % and leave the degraded one 23 %, an even share.
+    let usable = |address: &str| HostReport {
+        weight: 100,
+        ..report(address, State::Usable)
+    };
     let heavy = HostReport {
-        weight: 3,
-        ..report("10.0.0.1:8000", State::Usable)
+        weight: 300,
+        ..usable("10.0.0.1:8000")
+    };
+    let degraded = HostReport {
+        degraded: true,
+        ..usable("10.0.0.4:8000")
     };
     let expected = vec![
         heavy,
         report("10.0.0.2:8000", State::Draining),
         report("10.0.0.3:8000", State::Failed),
-        report("10.0.0.4:8000", State::Degraded),
+        degraded,
         report("10.0.0.5:8000", State::Failed),
         report("10.1.0.1:8000", State::Standby),
-        report("[fd00::1]:8000", State::Usable),
+        usable("[fd00::1]:8000"),
     ];
     assert_eq!(parse_clusters(ANSWER.as_bytes(), "engines"), Ok(expected));
     let mesh = parse_clusters(ANSWER.as_bytes(), "outbound|8000||engines.default");
@@ -79,8 +89,6 @@ fn every_flag_of_envoy_counts() {
     check_health("", State::Usable);
     check_health(r#""eds_health_status": "HEALTHY""#, State::Usable);
     check_health(r#""eds_health_status": "UNKNOWN""#, State::Usable);
-    check_health(r#""eds_health_status": "DEGRADED""#, State::Degraded);
-    check_health(r#""failed_active_degraded_check": true"#, State::Degraded);
     check_health(r#""eds_health_status": "DRAINING""#, State::Draining);
     check_health(r#""pending_dynamic_removal": true"#, State::Draining);
     check_health(r#""eds_health_status": "UNHEALTHY""#, State::Failed);
@@ -164,7 +172,11 @@ fn only_the_best_priority_with_a_usable_host_counts() {
         ([usable, usable, usable], [State::Usable, standby, standby]),
         (
             [degraded, usable, usable],
-            [State::Degraded, standby, standby],
+            [State::Degraded, State::Usable, standby],
+        ),
+        (
+            [failed, degraded, degraded],
+            [State::Failed, State::Usable, State::Degraded],
         ),
         (
             [failed, usable, usable],
@@ -193,6 +205,45 @@ fn only_the_best_priority_with_a_usable_host_counts() {
         let states: Vec<_> = reports.into_iter().map(|report| report.state).collect();
         assert_eq!(states, expected);
     }
+}
+
+/// The hosts of one cluster by their health → their states and weights.
+#[track_caller]
+fn check_degraded(health: &str, expected: &str) {
+    let host = |(n, health): (usize, &str)| {
+        let health = match health {
+            "h" => r#""eds_health_status": "HEALTHY""#,
+            "d" => r#""eds_health_status": "DEGRADED""#,
+            "a" => r#""failed_active_degraded_check": true"#,
+            _ => r#""failed_active_health_check": true"#,
+        };
+        format!(
+            r#"{{"address": {{"socket_address": {{"address": "10.0.0.{n}", "port_value": 1}}}},
+                "health_status": {{{health}}}}}"#
+        )
+    };
+    let hosts: Vec<_> = health.split(' ').enumerate().map(host).collect();
+    let hosts = hosts.join(", ");
+    let text = format!(r#"{{"cluster_statuses": [{{"name": "c", "host_statuses": [{hosts}]}}]}}"#);
+    let reports = parse_clusters(text.as_bytes(), "c").unwrap().into_iter();
+    let found: Vec<_> = reports
+        .map(|host| format!("{} {}", host.state.label(), host.weight))
+        .collect();
+    assert_eq!(found.join(", "), expected, "{health}");
+}
+
+#[test]
+fn a_degraded_host_gets_what_envoy_would_give_it() {
+    // Envoy: 3 of 4 healthy take all, 1 of 4 takes 35 % and the three degraded 65 %.
+    check_degraded("h h h d", "usable 1, usable 1, usable 1, degraded 1");
+    check_degraded("h h h a", "usable 1, usable 1, usable 1, degraded 1");
+    check_degraded("h d d d", "usable 100, usable 61, usable 61, usable 61");
+    check_degraded("h h d d", "usable 100, usable 100, usable 42, usable 42");
+    check_degraded("d d", "usable 1, usable 1");
+    // None is healthy: they share all.
+    check_degraded("d f", "usable 1, failed 1");
+    // What has failed does not help: the healthy one takes 35 %, the degraded one as much.
+    check_degraded("h d f f", "usable 100, usable 100, failed 1, failed 1");
 }
 
 /// The list of `count` hosts, of which the first `failed` fail their checks.

@@ -105,21 +105,62 @@ impl Found {
     }
 }
 
-/// Of several priorities only the best with a usable host counts; `override_host` would send to
-/// any.
+/// Of several priorities only the best with a healthy host counts, or with a degraded one if none
+/// is healthy; `override_host` would send to any.
 fn reports(found: BTreeMap<String, Found>) -> Vec<HostReport> {
-    let usable = found.values().filter(|host| host.state.is_usable());
-    let best = usable.map(|host| host.priority).min().unwrap_or_default();
-    let report = |(address, host): (String, Found)| HostReport {
-        address,
-        state: match host.state.is_usable() && host.priority > best {
-            true => State::Standby,
-            false => host.state,
-        },
-        weight: host.weight,
-        active: Some(host.active),
+    let of = |state| found.values().filter(move |host| host.state == state);
+    let best = |state| of(state).map(|host| host.priority).min();
+    let best = best(State::Usable).or(best(State::Degraded));
+    let in_best = |state| {
+        let hosts = of(state).filter(|host| Some(host.priority) == best);
+        hosts.count() as u64
+    };
+    let all = found.values().filter(|host| Some(host.priority) == best);
+    let factor = factor_of_degraded(
+        in_best(State::Usable),
+        in_best(State::Degraded),
+        all.count() as u64,
+    );
+    let report = |(address, host): (String, Found)| {
+        let degraded = host.state == State::Degraded;
+        let is_best = Some(host.priority) == best;
+        let (state, factor) = match (host.state, factor) {
+            (State::Usable, _) if !is_best => (State::Standby, 1),
+            (State::Usable, Some(_)) => (State::Usable, FACTOR_ONE),
+            (State::Degraded, Some(factor)) if is_best => (State::Usable, factor),
+            (state, _) => (state, 1),
+        };
+        HostReport {
+            address,
+            state,
+            degraded,
+            weight: host.weight.saturating_mul(factor),
+            active: Some(host.active),
+        }
     };
     found.into_iter().map(report).collect()
+}
+
+/// What a healthy host's weight is multiplied by where degraded ones are in use: a percent.
+const FACTOR_ONE: u32 = 100;
+
+/// What the weights of degraded hosts are multiplied by while a healthy one's are by
+/// [`FACTOR_ONE`]; `None` if they get nothing. As Envoy's own policies do it: the healthy hosts
+/// of a priority take 140 % of their part of all, the degraded ones what is left of 100, up to 140 %
+/// of theirs. So three healthy of four suffice, and one of four is not buried.
+fn factor_of_degraded(healthy: u64, degraded: u64, all: u64) -> Option<u32> {
+    let available = |hosts: u64| (140 * hosts / all.max(1)).min(100);
+    if healthy == 0 {
+        return Some(1);
+    }
+    let healthy_load = available(healthy);
+    let degraded_load = available(degraded).min(100 - healthy_load);
+    if degraded_load == 0 {
+        return None;
+    }
+    let share = degraded_load * healthy * u64::from(FACTOR_ONE);
+    let factor = share / (healthy_load * degraded).max(1);
+    Some(u32::try_from(factor).unwrap_or(FACTOR_ONE).max(1))
 }
 
 #[derive(Deserialize)]

@@ -91,7 +91,11 @@ impl AdminSource {
                 None => State::Failed,
                 Some(gauge) => {
                     host.active = Some(gauge.active);
-                    state_by_gauge(host.state, gauge.healthy)
+                    match host.degraded {
+                        // The gauge is 0 for it whether it serves or not.
+                        true => host.state,
+                        false => state_by_gauge(host.state, gauge.healthy),
+                    }
                 }
             };
             changed |= state != host.state;

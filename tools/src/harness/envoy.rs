@@ -287,13 +287,28 @@ impl Envoy {
     /// Replaces the hosts of the cluster whose hosts come from a file, and waits until Envoy has
     /// taken them.
     pub async fn set_hosts(&self, hosts: &[SocketAddr]) -> Result<()> {
+        self.set_hosts_with(hosts, |_, _| ()).await
+    }
+
+    /// The same; the closure sees each endpoint with its place in the list.
+    pub async fn set_hosts_with(
+        &self,
+        hosts: &[SocketAddr],
+        mut change: impl FnMut(usize, &mut Value),
+    ) -> Result<()> {
         let cluster = self
             .eds_cluster
             .as_deref()
             .ok_or_else(|| anyhow!("no cluster takes its hosts from a file"))?;
         let name = format!("cluster.{cluster}.update_success");
         let before = self.stat(&name).await?.unwrap_or(0);
-        files::write_eds(self.dir.path(), cluster, hosts)?;
+        let mut assignment = files::load_assignment(cluster, hosts);
+        let endpoints = assignment.pointer_mut("/endpoints/0/lb_endpoints");
+        let endpoints = endpoints.and_then(Value::as_array_mut);
+        for (n, endpoint) in endpoints.into_iter().flatten().enumerate() {
+            change(n, endpoint);
+        }
+        files::write_assignment(self.dir.path(), assignment)?;
         self.wait_until(&name, |now| now > before, START_LIMIT)
             .await?;
         Ok(())

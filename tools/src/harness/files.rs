@@ -28,7 +28,11 @@ pub(super) fn load_assignment(cluster: &str, hosts: &[SocketAddr]) -> Value {
 
 /// Writes the hosts of an EDS cluster.
 pub(super) fn write_eds(dir: &Path, cluster: &str, hosts: &[SocketAddr]) -> Result<()> {
-    let mut assignment = load_assignment(cluster, hosts);
+    write_assignment(dir, load_assignment(cluster, hosts))
+}
+
+/// Writes what an EDS cluster consists of.
+pub(super) fn write_assignment(dir: &Path, mut assignment: Value) -> Result<()> {
     if let Some(fields) = assignment.as_object_mut() {
         let kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
         fields.insert("@type".to_owned(), Value::from(kind));
