@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tools::{bench, check, churn, demo, engine, explain, load, setup, simulate, soak};
+use tools::{bench, check, churn, demo, engine, explain, live, load, setup, simulate, soak};
 
 /// Prefix-aware routing for LLM engines behind Envoy: set up, try, measure, explain
 #[derive(Parser)]
@@ -23,6 +23,8 @@ enum Command {
     Churn(churn::ChurnArgs),
     /// Show what routing by prefix brings: engines, Envoy with and without the filter, one load
     Demo(Box<demo::DemoArgs>),
+    /// Run two fleets at the same time, with the filter and without, and a page to watch and change them
+    Live(live::LiveArgs),
     /// Compare routing policies in virtual time
     Simulate(Box<simulate::SimulateArgs>),
     /// Run one simulated vLLM: its API, its scheduling and its prefix cache, but no model
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Churn(args) => churn::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Live(args) => live::run(&args),
         Command::Simulate(args) => simulate::run(*args),
         Command::Engine(args) => engine::run(*args),
         Command::Explain(args) => explain::run(&args),

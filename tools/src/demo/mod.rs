@@ -10,16 +10,19 @@ mod screen;
 mod settings;
 
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::page::{Board, HostState, Mode, Page, Stage};
 use crate::report::{Report, page, table};
 use crate::setup;
 use fleet::Fleet;
-use round::Policy;
+use round::{Policy, Show};
 use settings::Settings;
 
 pub use settings::DemoArgs;
@@ -49,7 +52,7 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
 }
 
 /// Waits for a signal that asks to end. What the demo has started ends when it is dropped.
-async fn interrupted() -> &'static str {
+pub(crate) async fn interrupted() -> &'static str {
     let kinds = [
         (SignalKind::interrupt(), "SIGINT"),
         (SignalKind::terminate(), "SIGTERM"),
@@ -83,8 +86,16 @@ async fn demo(settings: &Settings, ready: &setup::Ready) -> anyhow::Result<Repor
     for line in report.conditions.iter().flat_map(|text| table::wrap(text)) {
         eprintln!("{line}");
     }
-    for policy in Policy::ALL {
-        let run = round::play(settings, &fleet, policy).await;
+    let page = match settings.page {
+        Some(address) => Some(show(address, settings, &fleet, &report).await?),
+        None => None,
+    };
+    for (place, policy) in Policy::ALL.into_iter().enumerate() {
+        let show = page.as_ref().map(|(board, _)| Show {
+            board: Arc::clone(board),
+            place,
+        });
+        let run = round::play(settings, &fleet, policy, show.as_ref()).await;
         report
             .runs
             .push(run.with_context(|| format!("policy {}", policy.name()))?);
@@ -92,6 +103,39 @@ async fn demo(settings: &Settings, ready: &setup::Ready) -> anyhow::Result<Repor
     let seconds = began.elapsed().as_secs();
     eprintln!("All of it took {} min {} s.\n", seconds / 60, seconds % 60);
     Ok(report)
+}
+
+/// Shows the rounds on a page while they run.
+async fn show(
+    address: SocketAddr,
+    settings: &Settings,
+    fleet: &Fleet,
+    report: &Report,
+) -> anyhow::Result<(Arc<Board>, Page)> {
+    let mut about = vec![
+        "The engines are simulated; Envoy, the filter and every request are real. One policy runs \
+         after another, each from cold engines, with the same requests."
+            .to_owned(),
+    ];
+    about.extend(report.conditions.first().cloned());
+    let board = Board::new(Mode::Rounds, about);
+    let hosts = fleet.addresses.iter();
+    let hosts: Vec<_> = hosts
+        .map(|address| (address.to_string(), HostState::Up))
+        .collect();
+    for policy in Policy::ALL {
+        let ours = policy == Policy::PrefixRouter;
+        let title = if ours {
+            "Envoy with prefix-router".to_owned()
+        } else {
+            format!("Envoy alone: {}", policy.name())
+        };
+        let place = board.add_fleet(&title, ours, &hosts);
+        board.set_stage(place, Stage::Waiting, settings.speed);
+    }
+    let page = Page::serve(Arc::clone(&board), address, None).await?;
+    eprintln!("Live page while this runs: {}\n", page.url());
+    Ok((board, page))
 }
 
 fn publish(report: &Report, json: bool) -> anyhow::Result<()> {

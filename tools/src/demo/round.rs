@@ -4,19 +4,22 @@
 //! opponents run the same Envoy file without the filter. Not here: what is shown (report/).
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use prefix_router::names;
-use tokio::time::{Instant, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::fleet::Fleet;
 use super::screen::Stage;
 use super::settings::Settings;
 use crate::harness::{self, Envoy};
-use crate::load::client::{Client, Target};
+use crate::load::client::{self, Client, Target};
 use crate::load::driver::{Driver, Phase, Until};
 use crate::load::engines::Counters;
+use crate::page::{self, Board};
 use crate::report::Run;
 use crate::workload::Form;
 
@@ -62,11 +65,20 @@ impl Policy {
         }
     }
 
-    async fn envoy(self, settings: &Settings, fleet: &Fleet) -> anyhow::Result<Envoy> {
+    async fn envoy(
+        self,
+        settings: &Settings,
+        fleet: &Fleet,
+        show: Option<&Show>,
+    ) -> anyhow::Result<Envoy> {
         let plan = harness::Plan::load(FILE)?
             .port(settings.port)
             .hosts(CLUSTER, &fleet.addresses)
             .log_level("warning");
+        let plan = match show {
+            Some(_) => plan.answers_name_host(client::SERVED_BY.as_str()),
+            None => plan,
+        };
         let plan = match self {
             Self::Random => plan.without_filter(harness::Policy::Random),
             Self::LeastRequest => plan.without_filter(harness::Policy::LeastRequest),
@@ -90,27 +102,73 @@ impl Policy {
     }
 }
 
+/// Where a round is shown: the live page, and the round's place on it.
+pub(super) struct Show {
+    pub(super) board: Arc<Board>,
+    pub(super) place: usize,
+}
+
+impl Show {
+    /// Tells the page once a second what the filter decided; never returns.
+    async fn decisions(&self, envoy: &Envoy) -> Infallible {
+        let mut looks = interval(Duration::from_secs(1));
+        looks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        loop {
+            looks.tick().await;
+            // One missed look is no reason to end a round.
+            if let Ok(samples) = envoy.metrics().await {
+                self.board
+                    .add_decisions(self.place, harness::decisions(&samples));
+            }
+        }
+    }
+}
+
 /// Runs one policy.
 pub(super) async fn play(
     settings: &Settings,
     fleet: &Fleet,
     policy: Policy,
+    show: Option<&Show>,
 ) -> anyhow::Result<Run> {
     fleet.cool().await?;
-    let envoy = policy.envoy(settings, fleet).await?;
+    let envoy = policy.envoy(settings, fleet, show).await?;
     let target = Target {
         base: envoy.url("").parse()?,
         form: Form::Chat,
         model: "sim".into(),
         stream: true,
         headers: hyper::HeaderMap::new(),
+        prefix_header: None,
         timeout: TIMEOUT,
     };
-    let mut driver = Driver::new(Client::new(target)?, settings.plan.open()?);
+    let mut client = Client::new(target)?;
+    if let Some(Show { board, place }) = show {
+        client = client.observed(board.observer(*place));
+    }
+    let mut driver = Driver::new(client, settings.plan.open()?);
     if settings.warmup > 0 {
+        if let Some(Show { board, place }) = show {
+            board.set_stage(*place, page::Stage::WarmUp, settings.warmup_speed);
+        }
         warm_up(settings, fleet, policy, &mut driver).await?;
     }
-    let run = measure(settings, fleet, policy, &mut driver, &envoy).await?;
+    if let Some(Show { board, place }) = show {
+        board.set_stage(*place, page::Stage::Running, settings.speed);
+    }
+    let shown = async {
+        match show {
+            Some(show) => show.decisions(&envoy).await,
+            None => std::future::pending().await,
+        }
+    };
+    let run = tokio::select! {
+        run = measure(settings, fleet, policy, &mut driver, &envoy) => run?,
+        never = shown => match never {},
+    };
+    if let Some(Show { board, place }) = show {
+        board.finish(*place, &run, settings.window.as_secs_f64());
+    }
     let status = envoy.stop().await?;
     anyhow::ensure!(status.success(), "Envoy ended badly: {status}");
     Ok(run)
@@ -158,7 +216,7 @@ async fn measure(
     fleet.clock(settings.speed).await?;
     fleet.engines.post("/sim/reset-counters", "{}").await?;
     let before = fleet.engines.counters().await?;
-    let decisions_before = decisions(envoy).await?;
+    let decisions_before = harness::decisions(&envoy.metrics().await?);
     let mut stage = Stage::new(format!("{:<14} measuring", policy.name()), String::new());
     let phase = Phase {
         speed: settings.speed,
@@ -204,7 +262,10 @@ async fn measure(
             .cloned()
             .zip(counted.iter().map(|one| one.requests))
             .collect(),
-        decisions: since(decisions(envoy).await?, &decisions_before),
+        decisions: since(
+            harness::decisions(&envoy.metrics().await?),
+            &decisions_before,
+        ),
         hits: hits(&samples, settings.window.as_secs_f64()),
         lag_p99_ms: tally.lag.percentiles().map_or(0.0, |lag| lag.p99),
         lost: lost_share(fleet, took).await?,
@@ -264,18 +325,6 @@ fn hits(samples: &[(f64, Counters)], window: f64) -> Vec<(f64, f64)> {
         .filter(|(_, counted)| counted.queried_tokens > 0)
         .map(|(at, counted)| (at, counted.hit_rate()))
         .collect()
-}
-
-/// The filter's decisions by kind; none without the filter.
-async fn decisions(envoy: &Envoy) -> anyhow::Result<BTreeMap<String, u64>> {
-    let mut kinds = BTreeMap::new();
-    for sample in envoy.metrics().await? {
-        if sample.is(names::DECISIONS, &[]) {
-            let kind = sample.labels.get(names::DECISION).cloned();
-            *kinds.entry(kind.unwrap_or_default()).or_default() += sample.value as u64;
-        }
-    }
-    Ok(kinds)
 }
 
 fn since(after: BTreeMap<String, u64>, before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {

@@ -3,6 +3,7 @@
 //! Guarantee: what is scaled down is stated, with the rest of the conditions, above every result.
 //! Not here: running it.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::load::driver::Until;
@@ -83,6 +84,12 @@ pub struct DemoArgs {
     /// Port on which Envoy listens; 0: any free one.
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     port: u16,
+    /// Address on which a page shows the rounds while they run; port 0: any free one.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    page: SocketAddr,
+    /// Show no page.
+    #[arg(long, conflicts_with = "page")]
+    no_page: bool,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub(super) json: bool,
@@ -101,6 +108,8 @@ pub(super) struct Settings {
     pub engine_ports: Vec<u16>,
     /// Envoy's port, or 0.
     pub port: u16,
+    /// Where the page is, if one is wanted.
+    pub page: Option<SocketAddr>,
     /// Tokens of KV cache in each engine.
     pub kv_tokens: u64,
     /// Engine time per real time while measuring.
@@ -178,6 +187,7 @@ impl Settings {
             seed: args.workload.seed,
             engine_ports: (args.engine_port..).take(args.hosts.into()).collect(),
             port: args.port,
+            page: (!args.no_page).then_some(args.page),
             kv_tokens: args.kv_tokens.unwrap_or(kv_tokens),
             speed,
             warmup_speed: WARMUP_SPEED.max(speed),

@@ -12,6 +12,7 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
+use prefix_router::names;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
@@ -79,8 +80,22 @@ impl Sample {
     }
 }
 
+/// The filter's decisions by kind; none without the filter.
+#[must_use]
+pub fn decisions(samples: &[Sample]) -> BTreeMap<String, u64> {
+    let mut kinds = BTreeMap::new();
+    for sample in samples {
+        if sample.is(names::DECISIONS, &[]) {
+            let kind = sample.labels.get(names::DECISION).cloned();
+            *kinds.entry(kind.unwrap_or_default()).or_default() += sample.value as u64;
+        }
+    }
+    kinds
+}
+
 /// The samples of a text in Prometheus' format, as Envoy prints it.
-pub(super) fn parse_prometheus(text: &str) -> Vec<Sample> {
+#[must_use]
+pub fn parse_prometheus(text: &str) -> Vec<Sample> {
     text.lines()
         .filter(|line| !line.starts_with('#'))
         .filter_map(parse_sample)

@@ -294,7 +294,7 @@ impl Envoy {
     pub async fn set_hosts_with(
         &self,
         hosts: &[SocketAddr],
-        mut change: impl FnMut(usize, &mut Value),
+        change: impl FnMut(usize, &mut Value),
     ) -> Result<()> {
         let cluster = self
             .eds_cluster
@@ -302,13 +302,7 @@ impl Envoy {
             .ok_or_else(|| anyhow!("no cluster takes its hosts from a file"))?;
         let name = format!("cluster.{cluster}.update_success");
         let before = self.stat(&name).await?.unwrap_or(0);
-        let mut assignment = files::load_assignment(cluster, hosts);
-        let endpoints = assignment.pointer_mut("/endpoints/0/lb_endpoints");
-        let endpoints = endpoints.and_then(Value::as_array_mut);
-        for (n, endpoint) in endpoints.into_iter().flatten().enumerate() {
-            change(n, endpoint);
-        }
-        files::write_assignment(self.dir.path(), assignment)?;
+        files::write_eds_with(self.dir.path(), cluster, hosts, change)?;
         self.wait_until(&name, |now| now > before, START_LIMIT)
             .await?;
         Ok(())

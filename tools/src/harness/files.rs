@@ -31,8 +31,24 @@ pub(super) fn write_eds(dir: &Path, cluster: &str, hosts: &[SocketAddr]) -> Resu
     write_assignment(dir, load_assignment(cluster, hosts))
 }
 
+/// The same; the closure sees each endpoint with its place in the list.
+pub(super) fn write_eds_with(
+    dir: &Path,
+    cluster: &str,
+    hosts: &[SocketAddr],
+    mut change: impl FnMut(usize, &mut Value),
+) -> Result<()> {
+    let mut assignment = load_assignment(cluster, hosts);
+    let endpoints = assignment.pointer_mut("/endpoints/0/lb_endpoints");
+    let endpoints = endpoints.and_then(Value::as_array_mut);
+    for (n, endpoint) in endpoints.into_iter().flatten().enumerate() {
+        change(n, endpoint);
+    }
+    write_assignment(dir, assignment)
+}
+
 /// Writes what an EDS cluster consists of.
-pub(super) fn write_assignment(dir: &Path, mut assignment: Value) -> Result<()> {
+fn write_assignment(dir: &Path, mut assignment: Value) -> Result<()> {
     if let Some(fields) = assignment.as_object_mut() {
         let kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
         fields.insert("@type".to_owned(), Value::from(kind));

@@ -11,9 +11,11 @@ mod envoy;
 mod files;
 mod log;
 mod plan;
+mod remote;
 mod usage;
 
-pub use admin::Sample;
+pub use admin::{Sample, decisions, parse_prometheus};
 pub use envoy::Envoy;
-pub use plan::{Plan, Policy};
+pub use plan::{Plan, Policy, set_filter_config};
+pub use remote::Files;
 pub use usage::Usage;

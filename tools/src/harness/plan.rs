@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::envoy::Envoy;
 use super::files;
+use super::remote::Files;
 use crate::setup;
 
 /// The filter's name in the project's Envoy files.
@@ -33,14 +34,19 @@ pub enum Policy {
     LeastRequest,
     /// One after the other.
     RoundRobin,
+    /// By what the route hashes, with 1,024 points on the ring at least.
+    RingHash,
 }
 
 impl Policy {
-    fn config(self) -> Value {
+    /// The policy as a cluster's `load_balancing_policy`.
+    #[must_use]
+    pub fn config(self) -> Value {
         let (name, message) = match self {
             Self::Random => ("random", "random.v3.Random"),
             Self::LeastRequest => ("least_request", "least_request.v3.LeastRequest"),
             Self::RoundRobin => ("round_robin", "round_robin.v3.RoundRobin"),
+            Self::RingHash => ("ring_hash", "ring_hash.v3.RingHash"),
         };
         let kind =
             format!("type.googleapis.com/envoy.extensions.load_balancing_policies.{message}");
@@ -232,9 +238,32 @@ impl Plan {
         self.edit(|config| edit(find_filters(config)?))
     }
 
+    /// Lets every answer of the first listener say in this header which host served it.
+    #[must_use]
+    pub fn answers_name_host(self, header: &str) -> Self {
+        self.edit_http(|http| {
+            let pointer = "/route_config/virtual_hosts/0";
+            let host = http
+                .pointer_mut(pointer)
+                .ok_or_else(|| anyhow!("the file has nothing at {pointer}"))?;
+            let header = json!({"key": header, "value": "%UPSTREAM_REMOTE_ADDRESS%"});
+            put(host, "response_headers_to_add", json!([{"header": header}]))
+        })
+    }
+
     /// Starts it and waits until it serves.
     pub async fn start(self) -> Result<Envoy> {
         Envoy::start(self).await
+    }
+
+    /// Writes it, paths and addresses as they are, for an Envoy that somebody else starts; the
+    /// hosts of every cluster that takes them from a file are in `dir` too.
+    pub fn write(mut self, dir: &Path, cluster: &str, hosts: &[SocketAddr]) -> Result<Files> {
+        self.try_edit(|config| watch_hosts(config, dir));
+        if let Some(error) = self.failed.take() {
+            return Err(error.context("cannot edit the Envoy config"));
+        }
+        Files::write(dir, self.config, cluster, hosts)
     }
 
     /// Lets Envoy judge the config without running it (`--mode validate`).
@@ -283,7 +312,6 @@ impl Plan {
 
     /// Ports, sockets and paths of this machine.
     fn localise(&mut self, dir: &Path, admin: &Path, wasm: Option<&Path>) -> Result<()> {
-        let eds = files::eds_path(dir);
         let mut first = Some(self.port);
         for listener in array(&mut self.config, "/static_resources/listeners")? {
             let port = first.take().unwrap_or(0);
@@ -310,21 +338,27 @@ impl Plan {
                 text.clone_from(wasm);
             }
         })?;
-        for cluster in clusters(&mut self.config)? {
-            if cluster.get("eds_cluster_config").is_some() {
-                let source = files::source(dir, &eds);
-                let found = cluster
-                    .pointer_mut("/eds_cluster_config/eds_config")
-                    .ok_or_else(|| anyhow!("a cluster has no eds_config"))?;
-                *found = source;
-            }
-        }
-        Ok(())
+        watch_hosts(&mut self.config, dir)
     }
 }
 
+/// Lets every cluster that takes its hosts from a file take them from the one in `dir`.
+fn watch_hosts(config: &mut Value, dir: &Path) -> Result<()> {
+    let eds = files::eds_path(dir);
+    for cluster in clusters(config)? {
+        if cluster.get("eds_cluster_config").is_some() {
+            let source = files::source(dir, &eds);
+            let found = cluster
+                .pointer_mut("/eds_cluster_config/eds_config")
+                .ok_or_else(|| anyhow!("a cluster has no eds_config"))?;
+            *found = source;
+        }
+    }
+    Ok(())
+}
+
 /// Writes the filter's configuration into a config.
-pub(super) fn set_filter_config(config: &mut Value, text: &str) -> Result<()> {
+pub fn set_filter_config(config: &mut Value, text: &str) -> Result<()> {
     let filter = find_filters(config)?
         .iter_mut()
         .find(|filter| name_of(filter) == Some(FILTER))

@@ -3,6 +3,7 @@
 //! Guarantee: every request ends in an [`Outcome`], whatever happens to it; none outlives its
 //! timeout. Not here: when requests are sent (driver.rs), what is made of outcomes (stats.rs).
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -36,6 +37,9 @@ pub struct Target {
     pub stream: bool,
     /// Headers sent besides `content-type`.
     pub headers: HeaderMap,
+    /// A header that names the request's shared prefix, for gateways that need to be told; none
+    /// is sent for `None`.
+    pub prefix_header: Option<HeaderName>,
     /// A request that takes longer has failed.
     pub timeout: Duration,
 }
@@ -104,12 +108,34 @@ impl Outcome {
     }
 }
 
+/// The response header in which a gateway that was asked to says which host served.
+pub const SERVED_BY: HeaderName = HeaderName::from_static("x-served-by");
+
+/// Somebody who looks on while requests run.
+pub trait Observer: Send + Sync {
+    /// A request is being sent; what becomes of it is told to the value that is returned.
+    fn sent(&self, request: &Request) -> Box<dyn Observed>;
+}
+
+/// One request that is looked at. It is dropped when the request is over, however that came.
+pub trait Observed: Send {
+    /// The answer's headers came, and [`SERVED_BY`] among them.
+    fn served_by(&mut self, host: &str);
+
+    /// The first content came.
+    fn first(&mut self);
+
+    /// The answer ended, or the request failed.
+    fn ended(&mut self, outcome: &Outcome);
+}
+
 /// A client that keeps its connections.
 #[derive(Clone)]
 pub struct Client {
     pool: Pool<HttpConnector, Full<Bytes>>,
     target: Target,
     uri: Uri,
+    observer: Option<Arc<dyn Observer>>,
 }
 
 impl Client {
@@ -139,7 +165,15 @@ impl Client {
             pool,
             uri: Uri::from_parts(parts)?,
             target,
+            observer: None,
         })
+    }
+
+    /// The same client, with somebody who looks on.
+    #[must_use]
+    pub fn observed(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = Some(observer);
+        self
     }
 
     /// Sends one request and reads its answer; `keep_text` to have the content too.
@@ -152,10 +186,14 @@ impl Client {
             answer: Answer::default(),
             failure: None,
         };
-        let work = self.exchange(request, keep_text, &mut outcome);
+        let mut observed = self.observer.as_ref().map(|all| all.sent(request));
+        let work = self.exchange(request, keep_text, &mut outcome, &mut observed);
         let ended = tokio::time::timeout(self.target.timeout, work).await;
         outcome.failure = ended.unwrap_or(Err(Failure::Timeout)).err();
         outcome.total = sent.elapsed();
+        if let Some(mut observed) = observed {
+            observed.ended(&outcome);
+        }
         outcome
     }
 
@@ -164,8 +202,14 @@ impl Client {
         request: &Request,
         keep_text: bool,
         outcome: &mut Outcome,
+        observed: &mut Option<Box<dyn Observed>>,
     ) -> Result<(), Failure> {
         let response = self.send(request).await?;
+        if let Some(observed) = observed
+            && let Some(host) = response.headers().get(SERVED_BY)
+        {
+            observed.served_by(host.to_str().unwrap_or_default());
+        }
         if response.status() != StatusCode::OK {
             let status = response.status().as_u16();
             // Read to its end, so that the connection can be used again.
@@ -193,6 +237,9 @@ impl Client {
             reader.feed(bytes);
             if outcome.first.is_none() && reader.content() {
                 outcome.first = Some(outcome.sent.elapsed());
+                if let Some(observed) = observed {
+                    observed.first();
+                }
             }
         }
         outcome.answer = reader.finish();
@@ -225,6 +272,16 @@ impl Client {
         *message.headers_mut() = headers.clone();
         let json = HeaderValue::from_static("application/json");
         message.headers_mut().insert(CONTENT_TYPE, json);
+        if let Some(name) = &self.target.prefix_header {
+            // Who shares nothing is told apart by the request's own number.
+            let value = match request.prefix {
+                Some(prefix) => format!("prefix-{prefix}"),
+                None => format!("request-{}", request.id),
+            };
+            if let Ok(value) = HeaderValue::from_str(&value) {
+                message.headers_mut().insert(name.clone(), value);
+            }
+        }
         self.pool.request(message).await.map_err(|error| {
             if error.is_connect() {
                 Failure::Connect

@@ -373,6 +373,7 @@ mod tests {
             model: "m".into(),
             stream: true,
             headers: hyper::HeaderMap::new(),
+            prefix_header: None,
             timeout: Duration::from_secs(20),
         };
         let workload = arguments.workload.plan().unwrap().open().unwrap();

@@ -163,6 +163,14 @@ impl Engines {
         true
     }
 
+    /// What any server answers to a GET.
+    ///
+    /// # Errors
+    /// If it does not answer with success.
+    pub async fn page(&self, address: &str, path: &str) -> anyhow::Result<String> {
+        self.call(Method::GET, address, path, "").await
+    }
+
     async fn call(
         &self,
         method: Method,

@@ -179,6 +179,7 @@ fn target(args: &LoadArgs) -> anyhow::Result<Target> {
         model: args.model.clone(),
         stream: !args.no_stream,
         headers,
+        prefix_header: None,
         timeout: seconds("--timeout", args.timeout)?,
     })
 }

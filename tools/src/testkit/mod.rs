@@ -4,6 +4,7 @@
 //! Guarantee: nothing here waits blindly; every wait has an end and polls what it waits for.
 //! Not here: Envoy itself (harness), a realistic engine (engine).
 
+mod browser;
 mod client;
 mod engine;
 mod gateway;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 pub use hyper::Method;
 
+pub use browser::{Browser, Tab};
 pub use client::{Answer, Body, Client, Connection, Piece, Protocol, Request, Running};
 pub use engine::{Behaviour, ENGINE_HEADER, MockEngine, Recorded, SCRIPT_HEADER, SHA_HEADER};
 pub use gateway::{Gateway, GatewayPlan, admin_page};

@@ -55,6 +55,7 @@ pub struct SingleRequests {
     lengths: Vec<u32>,
     length: LogNormal<f64>,
     sent: u64,
+    unique: bool,
 }
 
 impl SingleRequests {
@@ -81,8 +82,19 @@ impl SingleRequests {
             lengths,
             length,
             sent: 0,
+            unique: false,
             plan,
         })
+    }
+
+    /// From now on, a prompt of so many tokens has this share of the requests, or none has.
+    pub fn go_viral(&mut self, viral: Option<(u32, f64)>) {
+        self.plan.viral = viral;
+    }
+
+    /// From now on, every request has a prompt of its own, or prompts are shared again.
+    pub fn share_nothing(&mut self, unique: bool) {
+        self.unique = unique;
     }
 
     /// Prefixes are numbered by popularity, from 0; the viral one comes last.
@@ -90,6 +102,9 @@ impl SingleRequests {
         // Both draws are made always, so that W5 asks what W1 asks but for the viral requests.
         let rank = self.zipf.map(|zipf| zipf.sample(&mut self.choice));
         let viral = self.choice.random::<f64>();
+        if self.unique {
+            return None;
+        }
         match self.plan.viral {
             Some((_, share)) if viral < share => Some(u64::from(self.plan.prompts)),
             _ => rank.map(|rank| (rank as u64).saturating_sub(1)),
@@ -269,6 +284,24 @@ mod tests {
             .filter(|(five, one)| five.prefix == one.prefix)
             .count();
         assert_eq!(same, 4000 - viral);
+    }
+
+    #[test]
+    fn what_is_shared_can_change_on_the_way() {
+        let mut requests = SingleRequests::new(w1()).unwrap();
+        let prefixes = |all: &mut SingleRequests| -> Vec<Option<u64>> {
+            (0..400).map(|_| all.next().unwrap().prefix).collect()
+        };
+        let viral = |all: &[Option<u64>]| all.iter().filter(|one| **one == Some(2600)).count();
+        assert_eq!(viral(&prefixes(&mut requests)), 0);
+        requests.go_viral(Some((3000, 0.5)));
+        assert!((150..=250).contains(&viral(&prefixes(&mut requests))));
+        requests.share_nothing(true);
+        assert!(prefixes(&mut requests).iter().all(Option::is_none));
+        requests.share_nothing(false);
+        requests.go_viral(None);
+        let last = prefixes(&mut requests);
+        assert!(viral(&last) == 0 && last.iter().all(Option::is_some));
     }
 
     #[test]
