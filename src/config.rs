@@ -174,7 +174,7 @@ fn parse_request(group: &Group<'_>) -> Result<Request, ConfigError> {
         .text(&opt::TENANT_HEADER)?
         .map(|name| name.to_ascii_lowercase());
     if let Some(name) = tenant_header.as_deref()
-        && [names::ROUTE_HOST, names::ROUTE_FIRST, names::ROUTE_POOL].contains(&name)
+        && name.starts_with(names::OWN_HEADERS)
     {
         let reason = "is a header of the filter's own, which no request can bring";
         return Err(group.contradiction(&opt::TENANT_HEADER, reason));

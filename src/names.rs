@@ -3,6 +3,9 @@
 //! Guarantee: these are stable (golden-tested); labels come from the config or the host list, never
 //! from a request. Not here: what is counted when (filter/).
 
+/// What every header of the filter's own begins with.
+pub const OWN_HEADERS: &str = "x-prefix-route";
+
 /// The ordered list of hosts, from the filter to `override_host`.
 pub const ROUTE_HOST: &str = "x-prefix-route-host";
 
