@@ -23,6 +23,8 @@ pub struct Constants {
     /// What a recent failure weighs, in waiting tokens: a failing host loses new prompts to its
     /// neighbours, and a single bad prompt does not empty it.
     pub failure_tokens: f64,
+    /// What a host in another zone costs more, in waiting tokens.
+    pub zone_tokens: f64,
     /// SLACK: the home is kept while it costs no more than this part of the prompt above the best.
     pub slack: f64,
     /// STICK: a match is kept while it costs no more than this part of the prompt above the best.
@@ -40,6 +42,7 @@ impl Default for Constants {
             step_tokens: 8192.0,
             in_flight_tokens: 50.0,
             failure_tokens: 500.0,
+            zone_tokens: 0.0,
             slack: 0.5,
             stick: 0.25,
             balance: 1.15,
@@ -270,6 +273,9 @@ fn offers(query: &Query<'_>, loads: &Loads, constants: &Constants, home: &Home) 
             + constants.in_flight_tokens * f64::from(load.in_flight)
             // One failure may be the request's own fault.
             + constants.failure_tokens * f64::from(load.failures.saturating_sub(1));
+        if host.far {
+            cost += constants.zone_tokens;
+        }
         if is_home && query.affinity {
             cost -= weight * uncached * belief.presumed;
         }
@@ -332,4 +338,104 @@ fn list(chosen: &Offer, offers: &[Offer]) -> Vec<Candidate> {
         .chain(others)
         .take(LIST_MAX)
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::HostRef;
+    use crate::load::{Booking, Change, Ledger, NO_CHANGES, Seat, Slot, read};
+    use crate::placement::HostId;
+    use crate::store::MemoryStore;
+
+    const KEY: Key = Key(42);
+    const TOKENS: f64 = 1000.0;
+
+    /// Hosts in the key's order, the home first; `n` is near, `f` far.
+    fn fleet(zones: &str) -> Vec<Candidate> {
+        let host = |n: u16| {
+            let seat = Seat {
+                slot: Slot(n),
+                generation: 1,
+            };
+            Candidate {
+                seat,
+                id: HostId::of(&format!("10.0.0.{n}:8000")),
+                known_as: HostRef::new(seat, 0),
+                weight: 1,
+                far: false,
+            }
+        };
+        let zones: Vec<&str> = zones.split_whitespace().collect();
+        let hosts: Vec<Candidate> = (0..zones.len() as u16).map(host).collect();
+        let mut hosts = order(KEY, &hosts, |host| (host.id, host.weight));
+        for (host, zone) in hosts.iter_mut().zip(zones) {
+            host.far = zone == "f";
+        }
+        hosts
+    }
+
+    /// A row: zones, the home first | what a far host costs more | pending tokens | tokens of the
+    /// prompt's 1,000 that each was sent | decision and the place of the host in the key's order.
+    #[track_caller]
+    fn check(row: &str) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let numbers = |cell: &str| -> Vec<f64> {
+            let words = cell.split_whitespace();
+            words.map(|word| word.parse().unwrap()).collect()
+        };
+        let hosts = fleet(cells[0]);
+        let (store, ledger) = (MemoryStore::new(), Ledger::default());
+        for (host, pending) in hosts.iter().zip(numbers(cells[2])) {
+            let (seat, pending) = (host.seat, pending as u32);
+            ledger.transact(&store, |loads| (loads.seat(seat), NO_CHANGES));
+            ledger.apply(&store, Change::Book(Booking { seat, pending }));
+        }
+        let query = Query {
+            key: KEY,
+            hosts: &hosts,
+            known: &numbers(cells[3]),
+            tokens: TOKENS,
+            floor: 0.0,
+            affinity: true,
+            belief: Belief {
+                presumed: 0.0,
+                home_weight: 1.0,
+                trust: 1.0,
+                shared: 0.0,
+                balances: false,
+            },
+            bounds: Bounds {
+                limit: None,
+                panic_rule: true,
+            },
+        };
+        let constants = Constants {
+            zone_tokens: numbers(cells[1])[0],
+            ..Constants::default()
+        };
+        let choice = decide(&query, &mut read(&store).unwrap(), &constants);
+        let first = choice.placement.hosts[0];
+        let place = hosts.iter().position(|host| *host == first).unwrap();
+        let found = format!("{} {place}", choice.placement.decision.label());
+        assert_eq!(found, cells[4], "row: {row}");
+    }
+
+    #[test]
+    fn a_far_host_is_chosen_where_it_saves_more_than_it_costs() {
+        // A cold host costs 2,000 here; the home is kept within 500 of the best, a match within 250.
+        // zones | a far one costs | pending   | was sent   | decision
+        check("f n n | 0               | 0 0 0     | 0 0 0      | home 0");
+        check("f n n | 500             | 0 0 0     | 0 0 0      | home 0");
+        check("f n n | 501             | 0 0 0     | 0 0 0      | divert 1");
+        check("n f f | 501             | 0 0 0     | 0 0 0      | home 0");
+        // Idle, where the near ones are busy.
+        check("f n n | 1000            | 0 400 800 | 0 0 0      | divert 1");
+        check("f n n | 1000            | 0 500 800 | 0 0 0      | home 0");
+        // Warm, where the near ones are cold; and not by enough.
+        check("n f n | 1000            | 0 0 0     | 0 900 0    | match 1");
+        check("n f n | 2100            | 0 0 0     | 0 900 0    | home 0");
+        // All are far, so all cost the same more.
+        check("f f f | 5000            | 0 0 0     | 0 0 0      | home 0");
+    }
 }

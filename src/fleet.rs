@@ -48,6 +48,8 @@ struct Member {
     missing_ms: u64,
     /// Whether Envoy's own count of its requests is known.
     counted: bool,
+    /// Empty if it is not known.
+    zone: String,
 }
 
 /// All hosts, by slot, and their states in each pool.
@@ -67,7 +69,7 @@ impl Table {
             ..Self::default()
         };
         for line in lines {
-            let mut words = line.splitn(8, ' ');
+            let mut words = line.splitn(9, ' ');
             let kind = words.next()?;
             let slot = Slot(words.next()?.parse().ok()?);
             match kind {
@@ -90,6 +92,7 @@ impl Table {
                     let since_ms = words.next()?.parse().ok()?;
                     let missing_ms = words.next()?.parse().ok()?;
                     let counted = words.next()?.parse().ok()?;
+                    let zone = words.next()?.to_owned();
                     let pool = words.next()?.to_owned();
                     table.members.push(Member {
                         pool,
@@ -99,6 +102,7 @@ impl Table {
                         since_ms,
                         missing_ms,
                         counted,
+                        zone,
                     });
                 }
                 _ => return None,
@@ -129,10 +133,11 @@ impl Table {
             since_ms,
             missing_ms,
             counted,
+            zone,
         } in &self.members
         {
             text.push_str(&format!(
-                "member {} {} {weight} {since_ms} {missing_ms} {counted} {pool}\n",
+                "member {} {} {weight} {since_ms} {missing_ms} {counted} {zone} {pool}\n",
                 slot.0,
                 state.label()
             ));
@@ -227,6 +232,7 @@ impl Table {
                 since_ms,
                 missing_ms: before.map_or(0, |before| before.missing_ms),
                 counted: report.active.is_some(),
+                zone: report.zone.clone(),
             });
         }
         self.members
@@ -519,6 +525,7 @@ pub fn view(store: &impl Store, pool: &str) -> Option<View> {
             weight: member.map_or(1, |member| member.weight),
             since_ms: member.map_or(0, |member| member.since_ms),
             missing_ms: member.map_or(0, |member| member.missing_ms),
+            zone: member.map_or_else(String::new, |member| member.zone.clone()),
             state: member.map(|member| member.state),
         }
     };
@@ -600,6 +607,26 @@ mod tests {
 
     fn hosts(names: &[&str]) -> Vec<HostReport> {
         names.iter().map(|name| HostReport::usable(name)).collect()
+    }
+
+    #[test]
+    fn a_host_of_a_zone_that_is_known_to_be_another_is_far() {
+        let mut proxy = Proxy::new();
+        let mut reports = hosts(&["a:1", "b:1", "c:1"]);
+        reports[0].zone = "z1".into();
+        reports[1].zone = "z2".into();
+        let view = proxy.report(&reports);
+        // zone of the gateway | which of the three are far
+        for (zone, expected) in [
+            ("z1", [false, true, false]),
+            ("z2", [true, false, false]),
+            ("z3", [true, true, false]),
+            ("", [false; 3]),
+        ] {
+            let view = view.clone().seen_from(zone);
+            let far: Vec<bool> = view.candidates().iter().map(|host| host.far).collect();
+            assert_eq!(far, expected, "from {zone:?}");
+        }
     }
 
     fn usable(view: &View) -> Vec<&str> {

@@ -22,6 +22,19 @@ pub fn canonical(address: &str) -> Option<String> {
     (parsed.port() != 0).then(|| parsed.to_string())
 }
 
+/// Characters of a zone's name that count; clouds' have 10 to 20.
+const ZONE_CHARS_MAX: usize = 64;
+
+/// A zone's name in one form, without spaces; empty if it has none.
+#[must_use]
+pub fn zone(name: &str) -> String {
+    let one = |character: char| match character.is_whitespace() || character.is_control() {
+        true => '_',
+        false => character,
+    };
+    name.chars().take(ZONE_CHARS_MAX).map(one).collect()
+}
+
 /// A host's state in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
@@ -84,6 +97,8 @@ pub struct HostReport {
     pub degraded: bool,
     /// Its weight in placement, at least 1.
     pub weight: u32,
+    /// Its zone, in the form of [`zone`]; empty if it is not known.
+    pub zone: String,
     /// Envoy's own count of its requests (`rq_active`), where it is known.
     pub active: Option<u32>,
 }
@@ -97,6 +112,7 @@ impl HostReport {
             state: State::Usable,
             degraded: false,
             weight: 1,
+            zone: String::new(),
             active: None,
         }
     }

@@ -42,6 +42,8 @@ pub struct Host {
     /// When a request first missed it since it last answered one; 0 if none did, or if its source
     /// says how it is.
     pub missing_ms: u64,
+    /// Its zone; empty if it is not known.
+    pub zone: String,
     /// Its state in the pool; `None` if it is not one of the pool's hosts, or no longer.
     pub state: Option<State>,
 }
@@ -70,6 +72,7 @@ impl View {
                 id: host.id,
                 known_as: HostRef::new(host.seat, host.epoch),
                 weight: weight_of(host.weight, heaviest),
+                far: false,
             })
             .collect();
         Self {
@@ -77,6 +80,18 @@ impl View {
             hosts,
             candidates,
         }
+    }
+
+    /// The same from a gateway of this zone, which is empty if it is not known: hosts that are known
+    /// to be in another are far.
+    #[must_use]
+    pub fn seen_from(mut self, zone: &str) -> Self {
+        let hosts = self.hosts.iter();
+        let usable = hosts.filter(|host| host.state.is_some_and(State::is_usable));
+        for (candidate, host) in self.candidates.iter_mut().zip(usable) {
+            candidate.far = !zone.is_empty() && !host.zone.is_empty() && host.zone != zone;
+        }
+        self
     }
 
     /// Hosts that requests may be sent to.
@@ -592,6 +607,7 @@ mod tests {
             weight,
             since_ms,
             missing_ms: 0,
+            zone: String::new(),
             state: Some(State::Usable),
         };
         View::new(1, (0..).zip(hosts).map(host).collect())

@@ -22,6 +22,8 @@ pub struct Candidate {
     pub known_as: HostRef,
     /// Its weight in placement; only the ratio to the others' counts.
     pub weight: u32,
+    /// Whether it is in another zone than this gateway.
+    pub far: bool,
 }
 
 /// What a decision is bound by.
@@ -222,6 +224,7 @@ mod tests {
                 0,
             ),
             weight: 1,
+            far: false,
         };
         (0..count).map(host).collect()
     }

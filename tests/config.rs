@@ -120,6 +120,7 @@ fn the_smallest_config_has_every_default() {
             strict_health: false,
             rejects: false,
             slow_start_ms: 30_000,
+            zone: None,
         }],
         read: ReadOptions::default(),
         request: Request {
@@ -169,6 +170,7 @@ fn every_option_is_taken_over() {
             strict_health: true,
             rejects: false,
             slow_start_ms: 30_000,
+            zone: None,
         }],
         read: ReadOptions {
             seed: u64::MAX,
@@ -192,6 +194,20 @@ fn every_option_is_taken_over() {
         host_series_max: 0,
     };
     assert_eq!(config, expected);
+}
+
+#[test]
+fn a_zone_counts_where_other_zones_cost_more() {
+    let pool = |options: &str| {
+        let hosts = r#""hosts": {"admin_cluster": "admin"}"#;
+        let text = format!(r#"{{"pools": [{{"cluster": "engines", {hosts}, {options}}}]}}"#);
+        let pool = parsed(&text).pools.remove(0);
+        (pool.routing.weighs_zones(), pool.zone)
+    };
+    assert_eq!(pool(r#""zone_tokens": 0"#), (false, None));
+    assert_eq!(pool(r#""zone_tokens": 0.5"#), (true, None));
+    let both = pool(r#""zone_tokens": 100, "zone": "z1""#);
+    assert_eq!(both, (true, Some("z1".into())));
 }
 
 #[test]
@@ -246,7 +262,7 @@ fn in_fixed_mode_the_cache_key_is_a_seed_unless_the_config_says_otherwise() {
 
 #[test]
 fn every_constant_of_the_choice_can_be_set() {
-    let options = r#", "gateways": "one", "expert": {
+    let options = r#", "gateways": "one", "zone_tokens": 7, "expert": {
         "affinity_weight": 3, "hot_share": 0.25, "count_min": 8, "halve_requests": 500,
         "step_tokens": 2048, "in_flight_tokens": 0, "failure_tokens": 5, "slack": 1, "stick": 0.5, "balance": 1.5,
         "idle_in_flight": 2.5
@@ -262,6 +278,7 @@ fn every_constant_of_the_choice_can_be_set() {
             step_tokens: 2048.0,
             in_flight_tokens: 0.0,
             failure_tokens: 5.0,
+            zone_tokens: 7.0,
             slack: 1.0,
             stick: 0.5,
             balance: 1.5,

@@ -176,6 +176,75 @@ async fn degraded_hosts_get_nothing_while_the_healthy_suffice_and_then_what_envo
     gateway.quiet().await.unwrap();
 }
 
+/// Hosts of the own zone are preferred until they are busier than the others are far.
+async fn prefers_its_zone(own: Value, locality: Value) {
+    let engines = MockEngine::start_many(4).await.unwrap();
+    let local = |zone: &str, engines: &[MockEngine]| {
+        let endpoint = |engine: &MockEngine| {
+            let (ip, port) = (engine.address().ip().to_string(), engine.address().port());
+            json!({"endpoint": {"address": {"socket_address": {"address": ip, "port_value": port}}}})
+        };
+        let endpoints: Vec<Value> = engines.iter().map(endpoint).collect();
+        json!({"locality": {"zone": zone}, "lb_endpoints": endpoints})
+    };
+    let zones = json!([local("z1", &engines[..2]), local("z2", &engines[2..])]);
+    // Two requests more in flight weigh as much as the way to the other zone.
+    let weights = json!({"zone_tokens": 20_000, "expert": {"in_flight_tokens": 10_000}});
+    let gateway = Gateway::of(&engines)
+        .pool(json!({"slow_start_ms": 0}))
+        .pool(weights)
+        .pool(own)
+        .edit(move |plan| {
+            let plan = plan.set(
+                "/node",
+                json!({"id": "one", "cluster": "one", "locality": locality}),
+            );
+            plan.edit_cluster("engines", |cluster| {
+                cluster["load_assignment"]["endpoints"] = zones;
+                Ok(())
+            })
+        })
+        .start()
+        .await
+        .unwrap();
+    let near: BTreeSet<&str> = engines[..2].iter().map(MockEngine::name).collect();
+    let found = homes(&gateway.client(Protocol::Http1), 0..40).await;
+    assert!(found.iter().all(|host| near.contains(host.as_str())));
+    assert!(near.iter().all(|host| share(&found, host) > 0.0));
+
+    let mut streams = Vec::new();
+    let mut is_near = Vec::new();
+    for prefix in 100..112 {
+        let mut connection = Connection::open(gateway.address(), Protocol::Http1)
+            .await
+            .unwrap();
+        let held = prompt_of(prefix).script(Behaviour::HoldStream { events: 1 });
+        let mut stream = connection.start(held).await.unwrap();
+        assert!(stream.next().await.unwrap().is_some());
+        is_near.push(near.contains(stream.engine().unwrap().as_str()));
+        streams.push((connection, stream));
+    }
+    assert_eq!(is_near[..2], [true; 2], "{is_near:?}");
+    let far = is_near.iter().filter(|near| !**near).count();
+    // Level at two more for each near host: 4 of 12 far.
+    assert!((3..=5).contains(&far), "{is_near:?}");
+    engines.iter().for_each(MockEngine::release);
+    for (_, stream) in streams {
+        stream.finish().await.unwrap();
+    }
+    gateway.quiet().await.unwrap();
+}
+
+#[tokio::test]
+async fn hosts_of_the_zone_in_the_config_are_preferred_unless_the_others_are_idle_enough() {
+    prefers_its_zone(json!({"zone": "z1"}), json!({})).await;
+}
+
+#[tokio::test]
+async fn the_zone_is_envoys_own_unless_the_config_says_another() {
+    prefers_its_zone(json!({}), json!({"zone": "z1"})).await;
+}
+
 #[tokio::test]
 async fn a_new_host_takes_its_share_slowly_and_no_prefix_moves_twice() {
     const PREFIXES: u64 = 300;

@@ -15,6 +15,7 @@ fn report(address: &str, state: State) -> HostReport {
         state,
         degraded: state == State::Degraded,
         weight: 1,
+        zone: String::new(),
         active: Some(0),
     }
 }
@@ -34,7 +35,7 @@ fn reads_every_host_of_the_cluster_and_of_no_other() {
         degraded: true,
         ..usable("10.0.0.4:8000")
     };
-    let expected = vec![
+    let mut expected = vec![
         heavy,
         report("10.0.0.2:8000", State::Draining),
         report("10.0.0.3:8000", State::Failed),
@@ -43,6 +44,9 @@ fn reads_every_host_of_the_cluster_and_of_no_other() {
         report("10.1.0.1:8000", State::Standby),
         usable("[fd00::1]:8000"),
     ];
+    for (place, host) in expected.iter_mut().enumerate() {
+        host.zone = if place == 5 { "z\"2" } else { "z1" }.into();
+    }
     assert_eq!(parse_clusters(ANSWER.as_bytes(), "engines"), Ok(expected));
     let mesh = parse_clusters(ANSWER.as_bytes(), "outbound|8000||engines.default");
     assert_eq!(mesh, Ok(vec![report("127.0.0.1:1", State::Usable)]));

@@ -198,6 +198,7 @@ impl World {
             id: HostId::of(&format!("10.0.0.{n}:{}", seat.generation)),
             known_as: HostRef::new(*seat, 0),
             weight: 1,
+            far: false,
         };
         self.seats.iter().enumerate().map(candidate).collect()
     }

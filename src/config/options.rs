@@ -240,6 +240,14 @@ options! {
         Kind::Integer { min: 0, max: 3_600_000, unit: "milliseconds" }, Absent::Integer(30_000),
         "Time over which a host that comes later than the others, or comes back, takes its share \
          of prefixes.";
+    ZONE_TOKENS: "/pools/*/zone_tokens",
+        Kind::Decimal { min: 0.0, max: 1e6, unit: "tokens" }, Absent::Decimal(0.0),
+        "In `adaptive`: what a host in another zone costs more, in waiting tokens, so that it gets \
+         what it saves more of by being warm or idle. A home in another zone is kept up to half of \
+         the prompt. Needs `admin_cluster`. `0`: zones do not matter.";
+    ZONE: "/pools/*/zone", Kind::Text(Form::Name),
+        Absent::Means("Envoy's own, `node.locality.zone`"),
+        "This gateway's zone, as the hosts' `locality.zone` names it.";
     STRICT_HEALTH: "/pools/*/strict_health", Kind::Bool, Absent::Bool(false),
         "Let Envoy check the first choice's health once more when it sends the request. Needs the \
          filters of envoy/strict-health.yaml.";

@@ -29,6 +29,8 @@ pub struct Pool {
     pub rejects: bool,
     /// Time over which a host that comes later takes its share, in milliseconds.
     pub slow_start_ms: u32,
+    /// This gateway's zone; `None` if Envoy's own is meant.
+    pub zone: Option<String>,
     /// Whether the first choice goes out by itself, for Envoy to check its health.
     pub strict_health: bool,
 }
@@ -82,6 +84,12 @@ pub enum Routing {
 }
 
 impl Routing {
+    /// Whether hosts of other zones cost more.
+    #[must_use]
+    pub fn weighs_zones(&self) -> bool {
+        matches!(self, Self::Adaptive { constants, .. } if constants.zone_tokens > 0.0)
+    }
+
     /// What the pool's router does.
     #[must_use]
     pub fn rule(self) -> Rule {
@@ -136,6 +144,15 @@ pub(super) fn parse(pool: &Group<'_>) -> Result<Pool, ConfigError> {
         let reason = "reject has no effect without \"panic_rule\": false";
         return Err(pool.contradiction(&opt::ON_SATURATED, reason));
     }
+    let zone = pool.text(&opt::ZONE)?;
+    let weighs_zones = routing.weighs_zones();
+    if weighs_zones && !matches!(hosts, HostSource::Admin { .. }) {
+        let reason = "has no effect without admin_cluster: nothing else tells the hosts' zones";
+        return Err(pool.contradiction(&opt::ZONE_TOKENS, reason));
+    }
+    if zone.is_some() && !weighs_zones {
+        return Err(pool.contradiction(&opt::ZONE, "has no effect without zone_tokens"));
+    }
     Ok(Pool {
         name,
         cluster,
@@ -144,6 +161,7 @@ pub(super) fn parse(pool: &Group<'_>) -> Result<Pool, ConfigError> {
         bounds: Bounds { limit, panic_rule },
         rejects,
         slow_start_ms: pool.integer(&opt::SLOW_START_MS)?.unwrap_or_default(),
+        zone,
         strict_health: pool.bool(&opt::STRICT_HEALTH)?.unwrap_or_default(),
     })
 }
@@ -239,6 +257,7 @@ fn parse_adaptive(pool: &Group<'_>) -> Result<Routing, ConfigError> {
             step_tokens: decimal(&opt::STEP_TOKENS)?,
             in_flight_tokens: decimal(&opt::IN_FLIGHT_TOKENS)?,
             failure_tokens: decimal(&opt::FAILURE_TOKENS)?,
+            zone_tokens: pool.decimal(&opt::ZONE_TOKENS)?.unwrap_or_default(),
             slack: decimal(&opt::SLACK)?,
             stick: decimal(&opt::STICK)?,
             balance: decimal(&opt::BALANCE)?,
@@ -250,7 +269,7 @@ fn parse_adaptive(pool: &Group<'_>) -> Result<Routing, ConfigError> {
 
 /// In `fixed` nothing is weighed.
 fn refuse_adaptive_options(pool: &Group<'_>) -> Result<(), ConfigError> {
-    for option in [&opt::GATEWAYS, &opt::EXPERT] {
+    for option in [&opt::GATEWAYS, &opt::EXPERT, &opt::ZONE_TOKENS] {
         if pool.has(option) {
             return Err(pool.contradiction(option, "has no effect in fixed routing"));
         }

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use log::{error, info};
+use log::{error, info, warn};
 
 use super::host::{self, Shared};
 use super::metrics::Metrics;
@@ -14,6 +14,7 @@ use crate::config::{Config, HostSource, Pool};
 use crate::discovery::{Discovery, Evidence, Outcome};
 use crate::fleet;
 use crate::hold;
+use crate::hosts;
 use crate::learned::Report;
 use crate::load::{self, Changes, Ledger, NO_CHANGES, Seat};
 use crate::names;
@@ -48,6 +49,8 @@ pub struct Worker {
     router: Router,
     /// Learning of hosts, if nothing lists them.
     discovery: Option<Discovery>,
+    /// This gateway's zone; empty if it is not known or does not matter.
+    zone: String,
     /// Where it is kept how much may be held.
     hold_key: String,
     view: RefCell<Rc<View>>,
@@ -64,6 +67,7 @@ impl Worker {
             ledger: Ledger::of(owner, host::now_ms()),
             router: Router::new(&pool.name, pool.rules()),
             discovery: (pool.hosts == HostSource::Learned).then(|| Discovery::new(&pool.name)),
+            zone: zone_of(pool),
             hold_key: hold::key(&pool.name),
             view: RefCell::default(),
             plan: ReadPlan::new(&config.read),
@@ -247,9 +251,28 @@ impl Worker {
             return;
         }
         if let Some(view) = fleet::view(&Shared, self.pool_name()) {
-            *self.view.borrow_mut() = Rc::new(view);
+            *self.view.borrow_mut() = Rc::new(view.seen_from(&self.zone));
         }
     }
+}
+
+/// The zone that this gateway is in, if zones matter to the pool.
+fn zone_of(pool: &Pool) -> String {
+    if !pool.routing.weighs_zones() {
+        return String::new();
+    }
+    let own = || {
+        let zone = host::property(&["xds", "node", "locality", "zone"]).unwrap_or_default();
+        String::from_utf8_lossy(&zone).into_owned()
+    };
+    let zone = hosts::zone(&pool.zone.clone().unwrap_or_else(own));
+    if zone.is_empty() {
+        warn!(
+            "pool {}: zone_tokens has no effect: set zone, or node.locality.zone of this Envoy",
+            pool.name
+        );
+    }
+    zone
 }
 
 /// What came of the request whose answer passes now.

@@ -3,7 +3,7 @@
 //! Guarantee: any bytes give reports or an error; each address is reported once. Not here: who
 //! asks and when (filter/). Up to about 200 hosts this is the cheapest source (ENVOY.md 2.1).
 
-use super::{HostReport, State, canonical};
+use super::{HostReport, State, canonical, zone};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -91,6 +91,7 @@ struct Found {
     /// 0 is the best.
     priority: u32,
     weight: u32,
+    zone: String,
     active: u32,
 }
 
@@ -135,6 +136,7 @@ fn reports(found: BTreeMap<String, Found>) -> Vec<HostReport> {
             state,
             degraded,
             weight: host.weight.saturating_mul(factor),
+            zone: host.zone,
             active: Some(host.active),
         }
     };
@@ -189,6 +191,14 @@ struct HostStatus<'a> {
     weight: Option<u32>,
     #[serde(default)]
     priority: u32,
+    #[serde(borrow, default)]
+    locality: Locality<'a>,
+}
+
+#[derive(Default, Deserialize)]
+struct Locality<'a> {
+    #[serde(borrow, default)]
+    zone: Cow<'a, str>,
 }
 
 #[derive(Deserialize)]
@@ -242,6 +252,7 @@ impl HostStatus<'_> {
             state: self.health_status.state(),
             priority: self.priority,
             weight: self.weight.unwrap_or(1).max(1),
+            zone: zone(&self.locality.zone),
             active: active
                 .and_then(|stat| stat.value.parse().ok())
                 .unwrap_or_default(),

@@ -156,6 +156,7 @@ pub(crate) fn view(version: u32, names: &[String], is_usable: impl Fn(u32) -> bo
         weight: 1,
         since_ms: 0,
         missing_ms: 0,
+        zone: String::new(),
         state: is_usable(number).then_some(State::Usable),
     });
     View::new(version, known.collect())
