@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 const LISTED_HOSTS_MAX: usize = 200;
 
 /// How often a larger cluster is listed though nothing seems to change: what only the list shows
-/// (weights, a host that starts to drain) is at most so old.
+/// (weights, zones, a host that starts to drain) is at most so old.
 const LIST_EVERY_MS: u64 = 10_000;
 
 /// One cluster's hosts, as Envoy's admin tells them.
