@@ -168,7 +168,8 @@ pub fn decide(query: &Query<'_>, loads: &mut Loads, constants: &Constants) -> Ch
     }
     let presumed = if at_home { query.belief.presumed } else { 0.0 };
     Choice {
-        pending: (chosen.uncached * (1.0 - presumed)).round() as u32,
+        // At least one, so that a request that waits for its answer always shows.
+        pending: (chosen.uncached * (1.0 - presumed)).round().max(1.0) as u32,
         known: chosen.known,
         at_home: chosen.host == home.rendezvous,
         is_bound: home.is_bound,

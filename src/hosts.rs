@@ -45,6 +45,8 @@ pub enum State {
     Degraded,
     /// It fails its health checks or was ejected as an outlier.
     Failed,
+    /// It answers its health checks, and requests no more (stall.rs).
+    Stalled,
     /// It is leaving: no new requests.
     Draining,
     /// It belongs to a priority that is not in use.
@@ -53,10 +55,11 @@ pub enum State {
 
 impl State {
     /// Every state, for the metrics.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Usable,
         Self::Degraded,
         Self::Failed,
+        Self::Stalled,
         Self::Draining,
         Self::Standby,
     ];
@@ -68,6 +71,7 @@ impl State {
             Self::Usable => "usable",
             Self::Degraded => "degraded",
             Self::Failed => "failed",
+            Self::Stalled => "stalled",
             Self::Draining => "draining",
             Self::Standby => "standby",
         }

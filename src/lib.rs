@@ -37,6 +37,7 @@ pub mod request;
 pub mod route;
 pub mod series;
 pub mod shares;
+pub mod stall;
 pub mod store;
 pub mod usage;
 pub mod watchdog;

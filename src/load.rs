@@ -25,8 +25,9 @@ const DEBTS_MAX: usize = 4096;
 /// records, 4 bytes each.
 const HEADER_BYTES: usize = 16;
 const LAYOUT: u32 = 2;
-/// Generation and failures (2 bytes each), in flight, pending, placed (4 bytes each).
-const RECORD_BYTES: usize = 16;
+/// Generation and failures (2 bytes each), in flight, pending, placed, answers (4 bytes
+/// each).
+const RECORD_BYTES: usize = 20;
 /// In a record's failures: what each VM has in flight here is known apart.
 const APART: u32 = 1 << 31;
 
@@ -76,8 +77,8 @@ pub enum Change {
     Settle(Booking),
     /// The request ended; what is still pending goes with it.
     Release(Booking),
-    /// The host failed a request.
-    Fail(Seat),
+    /// The host failed a request: nothing of it is pending any more.
+    Fail(Booking),
 }
 
 /// The changes of one step: a retry leaves one host and books another.
@@ -95,6 +96,8 @@ pub struct Load {
     pub pending: u32,
     /// Requests that it failed lately, halved every [`FAILURES_HALVE_MS`].
     pub failures: u32,
+    /// First bytes that it has given, counted round and round.
+    pub answers: u32,
 }
 
 /// All hosts' loads, as the bytes that shared data holds.
@@ -163,6 +166,7 @@ impl Loads {
             in_flight: self.word(at + 4),
             pending: self.word(at + 8),
             failures: (self.word(at) & !APART) >> 16,
+            answers: self.word(at + 16),
         }
     }
 
@@ -194,7 +198,7 @@ impl Loads {
             self.bytes.resize(at + RECORD_BYTES, 0);
         }
         self.set_word(at, u32::from(seat.generation));
-        for field in [4, 8, 12] {
+        for field in [4, 8, 12, 16] {
             self.set_word(at + field, 0);
         }
         self.shares.forget(seat.slot);
@@ -216,13 +220,18 @@ impl Loads {
 
     /// Applies a change; one that belongs to a former tenant changes nothing.
     fn apply(&mut self, change: Change, hand: Hand) {
-        let booking = match change {
-            Change::Book(booking) | Change::Settle(booking) | Change::Release(booking) => booking,
-            Change::Fail(seat) => return self.fail(seat),
-        };
+        let (Change::Book(booking)
+        | Change::Settle(booking)
+        | Change::Release(booking)
+        | Change::Fail(booking)) = change;
         let at = record(booking.seat.slot);
         if self.word(at) & 0xffff != u32::from(booking.seat.generation) {
             return;
+        }
+        match change {
+            Change::Fail(_) => self.fail(booking.seat),
+            Change::Settle(_) => self.set_word(at + 16, self.word(at + 16).wrapping_add(1)),
+            Change::Book(_) | Change::Release(_) => {}
         }
         let load = self.of(booking.seat);
         let (in_flight, pending) = match change {
@@ -261,9 +270,10 @@ impl Loads {
                 }
                 self.shares.add(part(booking, 1));
             }
-            Change::Settle(booking) => self.shares.remove(part(booking, 0)),
+            Change::Settle(booking) | Change::Fail(booking) => {
+                self.shares.remove(part(booking, 0));
+            }
             Change::Release(booking) => self.shares.remove(part(booking, 1)),
-            Change::Fail(_) => {}
         }
     }
 
@@ -602,9 +612,9 @@ mod tests {
         let ledger = seated(&store, &[seat(0, 1), seat(1, 1)]);
         let failures = |slot| read(&store).unwrap().of(seat(slot, 1)).failures;
         for _ in 0..100 {
-            ledger.apply(&store, Change::Fail(seat(1, 1)));
+            ledger.apply(&store, Change::Fail(booking(1, 1, 0)));
         }
-        ledger.apply(&store, Change::Fail(seat(1, 9)));
+        ledger.apply(&store, Change::Fail(booking(1, 9, 0)));
         assert_eq!((failures(0), failures(1)), (0, 32));
         for expected in [16, 8, 4, 2, 1, 0, 0] {
             ledger.transact(&store, |loads| (loads.halve_failures(), NO_CHANGES));

@@ -132,7 +132,7 @@ metrics! {
         "Estimated prompt tokens that a host has yet to compute.";
     HOSTS Gauge [POOL, STATE]
         "Hosts by state: `usable`, `degraded` (left alone while the others of its priority \
-         suffice), `failed`, `draining`, `standby` (of a priority not in use).";
+         suffice), `failed`, `stalled`, `draining`, `standby` (of a priority not in use).";
     DECISION_US Histogram [POOL]
         "Microseconds from a prompt to its booked host.";
     HOST_SOURCE_ERRORS Counter [POOL]

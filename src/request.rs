@@ -203,12 +203,17 @@ impl Request {
         [left, self.booking.map(Change::Book)]
     }
 
-    /// The host that serves the request failed it.
+    /// The host that serves the request failed it. What follows of the answer is none.
     pub fn failed(&mut self) -> Changes {
-        [self.booking.map(|booking| Change::Fail(booking.seat)), None]
+        let failed = self.booking.as_mut().map(|booking| {
+            let failed = *booking;
+            booking.pending = 0;
+            failed
+        });
+        [failed.map(Change::Fail), None]
     }
 
-    /// The first byte of the answer's body came: nothing is pending any more.
+    /// The first byte of the answer's body came, or it has none: nothing is pending any more.
     pub fn answered(&mut self) -> Changes {
         match &mut self.booking {
             Some(booking) if booking.pending > 0 => {

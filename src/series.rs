@@ -55,6 +55,7 @@ fn sum(one: Load, other: Load) -> Load {
         in_flight: one.in_flight.saturating_add(other.in_flight),
         pending: one.pending.saturating_add(other.pending),
         failures: one.failures.max(other.failures),
+        answers: one.answers.wrapping_add(other.answers),
     }
 }
 
@@ -67,7 +68,7 @@ mod tests {
         let load = |in_flight| Load {
             in_flight,
             pending: in_flight * 10,
-            failures: 0,
+            ..Load::default()
         };
         let hosts = hosts.iter();
         hosts

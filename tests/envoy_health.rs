@@ -1,5 +1,5 @@
 //! Proves in a real Envoy that hosts get what they can take: by weight, by priority, slowly when
-//! they are new, less when they fail fast, nothing when Envoy has thrown them out.
+//! they are new, less when they fail fast, nothing when Envoy has thrown them out or they hang.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,10 +7,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use prefix_router::names::HOSTS;
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use tools::testkit::{
-    Behaviour, Client, Connection, Gateway, GatewayPlan, MockEngine, Protocol, admin_page,
-    eventually, prompt_of,
+    Behaviour, Client, Connection, Gateway, GatewayPlan, MockEngine, Protocol, Request, admin_page,
+    chat, eventually, prompt_of, words,
 };
 
 const SOON: Duration = Duration::from_secs(20);
@@ -313,6 +315,58 @@ fn rand_prefix() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(1_000_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// 6,000 tokens that are worth keeping: a cold host costs as much as 200 requests that wait.
+fn long_prompt(prefix: u64) -> Request {
+    Request::chat(chat(&words(prefix, 24_000), "hello"))
+}
+
+#[tokio::test]
+async fn an_engine_that_hangs_behind_healthy_checks_loses_even_the_prompts_it_has_cached() {
+    const PREFIXES: u64 = 40;
+    let engines = MockEngine::start_many(4).await.unwrap();
+    let gateway = Gateway::of(&engines).pool(json!({"slow_start_ms": 0}));
+    let gateway = gateway.start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let mut homes = Vec::new();
+    for prefix in 0..PREFIXES {
+        homes.push(client.host(long_prompt(prefix)).await.unwrap());
+    }
+    let hung = engines.iter().find(|engine| engine.name() == homes[0]);
+    let hung = hung.unwrap();
+    hung.set(Behaviour::Hold);
+    // Clients do not leave: what it was sent waits there.
+    let (started, mut waiting) = (Instant::now(), JoinSet::new());
+    let stalled = eventually(SOON, async || {
+        let prefix = waiting.len() as u64 % PREFIXES;
+        let client = Arc::clone(&client);
+        waiting.spawn(async move { client.ok(long_prompt(prefix)).await.map(drop) });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let stalled = [("state", "stalled")];
+        gateway.metric(HOSTS, &stalled).await.unwrap() == 1.0
+    });
+    assert!(stalled.await, "it was not found to hang");
+    let (took, lost) = (started.elapsed(), hung.in_flight());
+    println!("{lost} requests wait on the engine that hangs, found after {took:?}");
+    let total = hung.total();
+    for prefix in 0..PREFIXES {
+        let host = client.host(long_prompt(prefix)).await.unwrap();
+        assert_ne!(host, hung.name(), "prefix {prefix}");
+    }
+    assert_eq!(hung.total(), total, "it still gets requests");
+
+    hung.set(Behaviour::OK);
+    hung.release();
+    while let Some(answer) = waiting.join_next().await {
+        answer.unwrap().unwrap();
+    }
+    gateway.wait_hosts("usable", 4, SOON).await.unwrap();
+    let back = eventually(SOON, async || {
+        client.host(prompt_of(rand_prefix())).await.unwrap() == hung.name()
+    });
+    assert!(back.await, "it gets nothing although it is well again");
+    gateway.quiet().await.unwrap();
 }
 
 #[tokio::test]

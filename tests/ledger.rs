@@ -60,6 +60,8 @@ enum Step {
     ServedBy { request: usize, host: Option<usize> },
     /// The first byte of an answer.
     Answered { request: usize },
+    /// An answer that is an error.
+    Failed { request: usize },
     /// The end of a request, also a second time.
     End { request: usize },
     /// A VM dies with all its requests; none of their callbacks comes any more. Debts die too.
@@ -89,6 +91,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (any(), proptest::option::weighted(0.9, 0..HOSTS))
             .prop_map(|(request, host)| Step::ServedBy { request, host }),
         4 => any().prop_map(|request| Step::Answered { request }),
+        2 => any().prop_map(|request| Step::Failed { request }),
         8 => any().prop_map(|request| Step::End { request }),
         1 => (0..WORKERS).prop_map(|worker| Step::Panic { worker }),
         1 => (0..HOSTS).prop_map(|host| Step::Repair { host }),
@@ -131,6 +134,8 @@ struct World {
     current: [usize; WORKERS],
     requests: Vec<Tracked>,
     seats: [Seat; HOSTS],
+    /// First bytes that each host has given.
+    answers: [u32; HOSTS],
     /// What dead VMs have left on hosts.
     leaked: Vec<Counted>,
     /// Whether what each VM has in flight is known apart; otherwise the proxy's count repairs.
@@ -161,6 +166,7 @@ impl World {
             current: std::array::from_fn(|worker| worker),
             requests: Vec::new(),
             seats: std::array::from_fn(|host| seat(host as u16)),
+            answers: [0; HOSTS],
             leaked: Vec::new(),
             apart,
             dead: BTreeSet::new(),
@@ -231,6 +237,20 @@ impl World {
                 let changes = self.requests[n].request.answered();
                 self.write(self.requests[n].ledger.unwrap(), changes);
                 if let Some(counted) = &mut self.requests[n].counted {
+                    let waited = std::mem::take(&mut counted.pending) > 0;
+                    let host = self.seats.iter().position(|seat| *seat == counted.seat);
+                    if let Some(host) = host {
+                        self.answers[host] += u32::from(waited);
+                    }
+                }
+            }
+            Step::Failed { request } => {
+                let Some(n) = self.chosen(request) else {
+                    return;
+                };
+                let changes = self.requests[n].request.failed();
+                self.write(self.requests[n].ledger.unwrap(), changes);
+                if let Some(counted) = &mut self.requests[n].counted {
                     counted.pending = 0;
                 }
             }
@@ -254,6 +274,7 @@ impl World {
                 let seat = *seat;
                 self.take_seat(seat);
                 self.estimated[host] = false;
+                self.answers[host] = 0;
             }
             Step::LoseRaces { count } => self.store.stale.set(count),
             Step::Refuse => self.store.refused.set(1),
@@ -377,6 +398,7 @@ impl World {
                 counted.len() as u32,
                 "in flight on host {host}"
             );
+            assert_eq!(found.answers, self.answers[host], "answers of host {host}");
             self.estimated[host] &= !counted.is_empty();
             let pending: u32 = counted.iter().map(|own| own.pending).sum();
             if !self.estimated[host] {
@@ -415,7 +437,8 @@ proptest! {
         world.check();
         let loads = load::read(&world.store.inner).unwrap();
         for seat in world.seats {
-            prop_assert_eq!(loads.of(seat), load::Load::default());
+            let left = loads.of(seat);
+            prop_assert_eq!((left.in_flight, left.pending), (0, 0));
         }
     }
 }

@@ -291,6 +291,9 @@ impl HttpContext for Http {
         if status.starts_with(b"5") {
             let changes = self.request.failed();
             self.write(changes);
+        } else if end_of_stream {
+            let changes = self.request.answered();
+            self.write(changes);
         }
         if self.worker.strict_health() {
             // Envoy's stateful_session tells clients of another host than the first choice.

@@ -18,11 +18,12 @@ use crate::config::{Config, HostSource, Pool};
 use crate::fleet::{self, Fleet};
 use crate::hosts::{AdminSource, HostReport};
 use crate::lease;
-use crate::load::{FAILURES_HALVE_MS, NO_CHANGES};
+use crate::load::{self, FAILURES_HALVE_MS, NO_CHANGES};
 use crate::names;
 use crate::prefix::HASH_FORMAT;
 use crate::route::Abstain;
 use crate::series;
+use crate::stall::Stalls;
 
 /// Time between ticks: a quarter of the shortest poll, and short against the watchdog's bounds.
 const TICK_MS: u64 = 100;
@@ -54,6 +55,7 @@ struct Root {
     /// contexts in the same microsecond with the same number.
     owner: u64,
     fleet: RefCell<Fleet>,
+    stalls: RefCell<Stalls>,
     source: RefCell<AdminSource>,
     polled_ms: Cell<u64>,
     poll_pending: Cell<bool>,
@@ -69,6 +71,7 @@ impl Root {
             worker: None,
             owner: host::now_us() << 8 | u64::from(id) & 0xff,
             fleet: RefCell::default(),
+            stalls: RefCell::default(),
             source: RefCell::new(AdminSource::new("")),
             polled_ms: Cell::new(0),
             poll_pending: Cell::new(false),
@@ -126,7 +129,7 @@ impl Root {
         self.polled_ms.set(now_ms);
         match &pool.hosts {
             HostSource::Static(addresses) => {
-                self.apply(worker, &reports_of(addresses), false);
+                self.apply(worker, reports_of(addresses), false);
             }
             // Each answered request teaches its host.
             HostSource::Learned => {}
@@ -148,18 +151,24 @@ impl Root {
         lease::take(&Shared, &lease, self.owner, now_ms, lease_ms)
     }
 
-    fn apply(&self, worker: &Worker, reports: &[HostReport], counted: bool) {
+    fn apply(&self, worker: &Worker, mut reports: Vec<HostReport>, counted: bool) {
         let Some(pool) = worker.config.pools.first() else {
             return;
         };
+        let now_ms = host::now_ms();
+        worker.refresh();
+        if let Ok(loads) = load::read(&Shared) {
+            let mut stalls = self.stalls.borrow_mut();
+            stalls.mark(&loads, &worker.view(), &mut reports, now_ms);
+        }
         let mut fleet = self.fleet.borrow_mut();
-        let applied = fleet.apply(&Shared, &worker.ledger, &pool.name, reports, host::now_ms());
+        let applied = fleet.apply(&Shared, &worker.ledger, &pool.name, &reports, now_ms);
         if let Some(summary) = applied {
             info!("pool {}: {summary}", pool.name);
         }
         worker.refresh();
         if counted {
-            let repaired = fleet.repair(&Shared, &worker.ledger, &worker.view(), reports);
+            let repaired = fleet.repair(&Shared, &worker.ledger, &worker.view(), &reports);
             if repaired > 0 {
                 worker.metrics.repaired(repaired);
                 warn!(
@@ -252,7 +261,7 @@ impl Context for Root {
                 if self.source_lost.replace(false) {
                     info!("host source is back");
                 }
-                self.apply(&worker, &reports, true);
+                self.apply(&worker, reports, true);
             }
         }
     }
@@ -284,7 +293,7 @@ impl RootContext for Root {
         self.holds(&pool, host::now_ms());
         // A static list is there from the first request on; every VM applies the same.
         if let HostSource::Static(addresses) = &pool.hosts {
-            self.apply(&worker, &reports_of(addresses), false);
+            self.apply(&worker, reports_of(addresses), false);
         }
         worker.refresh();
         self.worker = Some(Rc::new(worker));
