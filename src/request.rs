@@ -72,6 +72,8 @@ enum Stage {
 pub struct Request {
     stage: Stage,
     booking: Option<Booking>,
+    /// Whether its end is that of a complete answer, which then settles it.
+    complete: bool,
     ended: bool,
 }
 
@@ -80,6 +82,7 @@ impl Default for Request {
         Self {
             stage: Stage::New,
             booking: None,
+            complete: false,
             ended: false,
         }
     }
@@ -213,7 +216,12 @@ impl Request {
         [failed.map(Change::Fail), None]
     }
 
-    /// The first byte of the answer's body came, or it has none: nothing is pending any more.
+    /// The answer is there at once and whole, so it ends at once: one write settles and ends it.
+    pub fn completed(&mut self) {
+        self.complete = true;
+    }
+
+    /// The first byte of the answer's body came: nothing is pending any more.
     pub fn answered(&mut self) -> Changes {
         match &mut self.booking {
             Some(booking) if booking.pending > 0 => {
@@ -229,7 +237,12 @@ impl Request {
     pub fn end(&mut self) -> Changes {
         self.stage = Stage::Free;
         self.ended = true;
-        [self.booking.take().map(Change::Release), None]
+        let [settled, _] = if self.complete {
+            self.answered()
+        } else {
+            NO_CHANGES
+        };
+        [settled, self.booking.take().map(Change::Release)]
     }
 }
 

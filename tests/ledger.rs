@@ -60,6 +60,8 @@ enum Step {
     ServedBy { request: usize, host: Option<usize> },
     /// The first byte of an answer.
     Answered { request: usize },
+    /// A whole answer, which its end settles.
+    Completed { request: usize },
     /// An answer that is an error.
     Failed { request: usize },
     /// The end of a request, also a second time.
@@ -91,6 +93,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (any(), proptest::option::weighted(0.9, 0..HOSTS))
             .prop_map(|(request, host)| Step::ServedBy { request, host }),
         4 => any().prop_map(|request| Step::Answered { request }),
+        2 => any().prop_map(|request| Step::Completed { request }),
         2 => any().prop_map(|request| Step::Failed { request }),
         8 => any().prop_map(|request| Step::End { request }),
         1 => (0..WORKERS).prop_map(|worker| Step::Panic { worker }),
@@ -118,6 +121,7 @@ struct Tracked {
     /// `None` after its VM has died.
     ledger: Option<usize>,
     counted: Option<Counted>,
+    complete: bool,
     ended: bool,
 }
 
@@ -236,13 +240,14 @@ impl World {
                 };
                 let changes = self.requests[n].request.answered();
                 self.write(self.requests[n].ledger.unwrap(), changes);
-                if let Some(counted) = &mut self.requests[n].counted {
-                    let waited = std::mem::take(&mut counted.pending) > 0;
-                    let host = self.seats.iter().position(|seat| *seat == counted.seat);
-                    if let Some(host) = host {
-                        self.answers[host] += u32::from(waited);
-                    }
-                }
+                self.settle(n);
+            }
+            Step::Completed { request } => {
+                let Some(n) = self.chosen(request) else {
+                    return;
+                };
+                self.requests[n].request.completed();
+                self.requests[n].complete = true;
             }
             Step::Failed { request } => {
                 let Some(n) = self.chosen(request) else {
@@ -260,6 +265,9 @@ impl World {
                 };
                 let changes = self.requests[n].request.end();
                 self.write(self.requests[n].ledger.unwrap(), changes);
+                if self.requests[n].complete {
+                    self.settle(n);
+                }
                 self.requests[n].counted = None;
                 self.requests[n].ended = true;
             }
@@ -283,6 +291,17 @@ impl World {
         }
     }
 
+    /// Nothing of a request is pending any more, and its host has answered if something was.
+    fn settle(&mut self, n: usize) {
+        if let Some(counted) = &mut self.requests[n].counted {
+            let waited = std::mem::take(&mut counted.pending) > 0;
+            let host = self.seats.iter().position(|seat| *seat == counted.seat);
+            if let Some(host) = host {
+                self.answers[host] += u32::from(waited);
+            }
+        }
+    }
+
     fn place(&mut self, worker: usize, key: u64, pending: u32) {
         let ledger = self.current[worker];
         self.taken_back.remove(&ledger);
@@ -297,6 +316,7 @@ impl World {
             request,
             ledger: Some(ledger),
             counted: Some(Counted { seat, pending }),
+            complete: false,
             ended: false,
         });
     }

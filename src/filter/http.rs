@@ -292,8 +292,7 @@ impl HttpContext for Http {
             let changes = self.request.failed();
             self.write(changes);
         } else if end_of_stream {
-            let changes = self.request.answered();
-            self.write(changes);
+            self.request.completed();
         }
         if self.worker.strict_health() {
             // Envoy's stateful_session tells clients of another host than the first choice.
@@ -307,8 +306,9 @@ impl HttpContext for Http {
 
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         if size > 0 {
-            // An answer that is there at once ends at once: its end settles what was pending.
-            if self.answer_bytes != Some(size as u64) {
+            if self.answer_bytes == Some(size as u64) {
+                self.request.completed();
+            } else {
                 let changes = self.request.answered();
                 self.write(changes);
             }
