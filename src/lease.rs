@@ -30,23 +30,44 @@ pub fn take(store: &impl Store, name: &str, owner: u64, now_ms: u64, lease_ms: u
     let Ok(seen) = store.read(&key) else {
         return false;
     };
-    let held = seen.value.as_deref().and_then(decode);
-    if held.is_some_and(|(holder, until_ms)| holder > owner && now_ms < until_ms) {
+    // The distance, not an end: with the clock set back, that could be hours away, and a holder
+    // that stopped just then would be waited for.
+    let is_held = |held: Held| now_ms.abs_diff(held.taken_ms) < held.lease_ms;
+    let held = seen.value.as_deref().and_then(Held::decode);
+    if held.is_some_and(|held| held.owner > owner && is_held(held)) {
         return false;
     }
-    let mut bytes = [0; 16];
-    let (left, right) = bytes.split_at_mut(8);
-    left.copy_from_slice(&owner.to_le_bytes());
-    right.copy_from_slice(&now_ms.saturating_add(lease_ms).to_le_bytes());
-    store.write(&key, &bytes, Some(seen.cas)).is_ok()
+    let held = Held {
+        owner,
+        taken_ms: now_ms,
+        lease_ms,
+    };
+    store.write(&key, &held.encode(), Some(seen.cas)).is_ok()
 }
 
-fn decode(bytes: &[u8]) -> Option<(u64, u64)> {
-    let (owner, until) = bytes.split_at_checked(8)?;
-    Some((
-        u64::from_le_bytes(owner.try_into().ok()?),
-        u64::from_le_bytes(until.try_into().ok()?),
-    ))
+/// Who has a lease since when, and for how long.
+#[derive(Clone, Copy)]
+struct Held {
+    owner: u64,
+    taken_ms: u64,
+    lease_ms: u64,
+}
+
+impl Held {
+    fn encode(self) -> Vec<u8> {
+        let numbers = [self.owner, self.taken_ms, self.lease_ms];
+        numbers.map(u64::to_le_bytes).concat()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut numbers = bytes.chunks_exact(8).map(|number| number.try_into().ok());
+        let mut next = || numbers.next().flatten().map(u64::from_le_bytes);
+        Some(Self {
+            owner: next()?,
+            taken_ms: next()?,
+            lease_ms: next()?,
+        })
+    }
 }
 
 #[cfg(test)]
@@ -84,6 +105,18 @@ mod tests {
         assert!(take(&store, &of_pool("loads"), 1, 1000, LEASE));
         assert!(take(&store, OF_LOADS, 1, 1000, LEASE));
         assert!(!take(&store, &of_pool("llm"), 1, 1000, LEASE));
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_makes_nobody_wait() {
+        let store = MemoryStore::new();
+        let take = |owner, now_ms| take(&store, "pool.llm", owner, now_ms, LEASE);
+        assert!(take(2, 1_000_000));
+        // The holder goes on; and where it stopped just then, it is not waited for.
+        assert!(take(2, 1000));
+        assert!(!take(1, 1499));
+        assert!(take(2, 1_000_000));
+        assert!(take(1, 1000));
     }
 
     #[test]
