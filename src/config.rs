@@ -8,10 +8,11 @@ mod group;
 mod options;
 mod pool;
 mod problem;
+mod selection;
 mod tree;
 
 pub use options::{Absent, Form, Kind, NAME_BYTES_MAX, OPTIONS, Opt, TEXT_BYTES_MAX};
-pub use pool::{HostSource, Pool, Routing};
+pub use pool::{HostSource, Mode, Pool, Routing};
 pub use problem::{ConfigError, Problem};
 
 use crate::names;
@@ -23,9 +24,9 @@ use tree::Node;
 /// A valid configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The models behind this listener, at least one, with names of their own.
+    /// The models behind this listener, at least one, with names and clusters of their own.
     pub pools: Vec<Pool>,
-    /// How request bodies become prompts.
+    /// How request bodies become prompts, as long as only the body says which pool takes them.
     pub read: ReadOptions,
     /// How requests are held and recognised.
     pub request: Request,
@@ -81,12 +82,14 @@ impl Config {
     pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
         let tree = read_tree(bytes)?;
         let root = Group::open(&tree, String::new(), "")?;
-        let pools = root
-            .items(&opt::POOLS)?
-            .iter()
-            .map(pool::parse)
-            .collect::<Result<Vec<_>, _>>()?;
         let request = root.group(&opt::REQUEST)?;
+        let cache_key = parse_cache_key(&request)?;
+        let groups = root.items(&opt::POOLS)?;
+        let mut pools = groups
+            .iter()
+            .map(|group| pool::parse(group, cache_key))
+            .collect::<Result<Vec<_>, _>>()?;
+        selection::settle(&groups, &mut pools)?;
         let learning = root.group(&opt::LEARNING)?;
         Ok(Self {
             read: parse_read(&root, &request, &pools)?,
@@ -108,6 +111,16 @@ impl Config {
             host_series_max: root.integer(&opt::HOST_SERIES_MAX)?.unwrap_or_default(),
             pools,
         })
+    }
+
+    /// How the bodies of a pool's requests are read when the request's head leads to it.
+    #[must_use]
+    pub fn read_for(&self, pool: &Pool) -> ReadOptions {
+        ReadOptions {
+            prefix_length: pool.routing.prefix_length(),
+            cache_key: pool.cache_key,
+            ..self.read.clone()
+        }
     }
 }
 
@@ -135,22 +148,30 @@ fn read_tree(bytes: &[u8]) -> Result<Node, ConfigError> {
     })
 }
 
+/// What is stated of `prompt_cache_key`.
+fn parse_cache_key(request: &Group<'_>) -> Result<Option<CacheKey>, ConfigError> {
+    Ok(match request.text(&opt::PROMPT_CACHE_KEY)?.as_deref() {
+        Some("hint") => Some(CacheKey::Hint),
+        Some("seed") => Some(CacheKey::Seed),
+        Some("ignore") => Some(CacheKey::Ignore),
+        _ => None,
+    })
+}
+
 fn parse_read(
     root: &Group<'_>,
     request: &Group<'_>,
     pools: &[Pool],
 ) -> Result<ReadOptions, ConfigError> {
-    // Bodies are read before their pool is known; with one pool its routing says how.
-    let prefix_length = pools.iter().find_map(|pool| match pool.routing {
-        Routing::Adaptive { .. } => None,
-        Routing::Fixed { prefix_length } => Some(prefix_length),
-    });
-    let cache_key = match request.text(&opt::PROMPT_CACHE_KEY)?.as_deref() {
-        Some("hint") => CacheKey::Hint,
-        Some("seed") => CacheKey::Seed,
-        Some("ignore") => CacheKey::Ignore,
-        _ if prefix_length.is_some() => CacheKey::Seed,
-        _ => CacheKey::Hint,
+    let by_body = pools.iter().filter(|pool| pool.is_by_body());
+    let prefix_length = by_body
+        .filter_map(|pool| pool.routing.prefix_length())
+        .next();
+    // Not if it is stated.
+    let Some(cache_key) = selection::cache_key(pools) else {
+        let reason = "expected \"hint\", \"seed\" or \"ignore\", got nothing: what it usually does \
+                      is not the same in all pools that a model can lead to";
+        return Err(request.contradiction(&opt::PROMPT_CACHE_KEY, reason));
     };
     Ok(ReadOptions {
         seed: root.seed(&opt::SEED)?,

@@ -4,7 +4,7 @@
 //! returns finds its running requests again; a host of another address never inherits any. Not
 //! here: what makes a host usable (hosts.rs), counting (load.rs).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::hosts::{HostReport, SLOTS_MAX, State};
@@ -278,6 +278,31 @@ impl Table {
         apart.into_iter()
     }
 
+    /// A pool's view: all hosts, with their states in it.
+    fn view(&self, pool: &str) -> View {
+        let members = self.members.iter().filter(|member| member.pool == pool);
+        let members: BTreeMap<Slot, &Member> =
+            members.map(|member| (member.slot, member)).collect();
+        let host = |(slot, tenant): (&Slot, &Tenant)| {
+            let member = members.get(slot);
+            Host {
+                address: tenant.address.clone(),
+                seat: Seat {
+                    slot: *slot,
+                    generation: tenant.generation,
+                },
+                id: HostId::of(&tenant.address),
+                epoch: tenant.epoch,
+                weight: member.map_or(1, |member| member.weight),
+                since_ms: member.map_or(0, |member| member.since_ms),
+                missing_ms: member.map_or(0, |member| member.missing_ms),
+                zone: member.map_or_else(String::new, |member| member.zone.clone()),
+                state: member.map(|member| member.state),
+            }
+        };
+        View::new(self.version, self.tenants.iter().map(host).collect())
+    }
+
     fn seats(&self) -> impl Iterator<Item = Seat> {
         self.tenants.iter().map(|(slot, tenant)| Seat {
             slot: *slot,
@@ -324,28 +349,21 @@ impl Fleet {
     }
 
     /// Takes away requests that we count and Envoy does not, if they stood for
-    /// [`REPAIR_POLLS`] polls: their VM was stopped. How many. Hosts of several pools are left
-    /// out: Envoy counts a cluster's requests, we count a host's.
+    /// [`REPAIR_POLLS`] polls: their VM was stopped. `polled` are pools and what one poll said of
+    /// them; how many were taken away, for each. Envoy counts a cluster's requests and we count a
+    /// host's, so a host that is in other pools as well is left out.
     pub fn repair(
         &mut self,
         store: &impl Store,
         ledger: &Ledger,
-        view: &View,
-        reports: &[HostReport],
-    ) -> u32 {
+        polled: &[(&str, &[HostReport])],
+    ) -> Vec<u32> {
+        let mut repaired = vec![0; polled.len()];
         let Ok(loads) = load::read(store) else {
-            return 0;
+            return repaired;
         };
-        let shared = shared_slots(store);
         let mut seen = BTreeMap::new();
-        let mut repaired = 0;
-        for report in reports {
-            let (Some(seat), Some(active)) = (view.seat_of(&report.address), report.active) else {
-                continue;
-            };
-            if shared.contains(&seat.slot) {
-                continue;
-            }
+        for Counted { seat, active, pool } in read_table(store).counted(polled) {
             let excess = loads.of(seat).in_flight.saturating_sub(active);
             let name = (seat.slot, seat.generation);
             let mut history = self.excess.remove(&name).unwrap_or_default();
@@ -356,7 +374,9 @@ impl Fleet {
                     loads.forgive(seat, standing);
                     ((), NO_CHANGES)
                 });
-                repaired += standing;
+                if let Some(repaired) = repaired.get_mut(pool) {
+                    *repaired += standing;
+                }
                 history.clear();
             }
             let oldest = history.len().saturating_sub(REPAIR_POLLS - 1);
@@ -364,6 +384,49 @@ impl Fleet {
         }
         self.excess = seen;
         repaired
+    }
+}
+
+/// How many requests Envoy has on a host, in all clusters.
+struct Counted {
+    seat: Seat,
+    active: u32,
+    /// The first of the polled pools that has it.
+    pool: usize,
+}
+
+impl Table {
+    /// The hosts that are in no other pools than these, with Envoy's count of their requests.
+    fn counted(&self, polled: &[(&str, &[HostReport])]) -> Vec<Counted> {
+        let slots: BTreeMap<&str, (Slot, u16)> = self
+            .tenants
+            .iter()
+            .map(|(slot, tenant)| (tenant.address.as_str(), (*slot, tenant.generation)))
+            .collect();
+        let mut unseen: BTreeMap<Slot, usize> = BTreeMap::new();
+        for member in &self.members {
+            *unseen.entry(member.slot).or_default() += 1;
+        }
+        let mut counted: BTreeMap<Slot, Counted> = BTreeMap::new();
+        for (pool, (_, reports)) in polled.iter().enumerate() {
+            for report in *reports {
+                let slot = slots.get(report.address.as_str());
+                let (Some(&(slot, generation)), Some(active)) = (slot, report.active) else {
+                    continue;
+                };
+                let host = counted.entry(slot).or_insert(Counted {
+                    seat: Seat { slot, generation },
+                    active: 0,
+                    pool,
+                });
+                host.active = host.active.saturating_add(active);
+                if let Some(unseen) = unseen.get_mut(&slot) {
+                    *unseen = unseen.saturating_sub(1);
+                }
+            }
+        }
+        counted.retain(|slot, _| unseen.get(slot) == Some(&0));
+        counted.into_values().collect()
     }
 }
 
@@ -487,14 +550,6 @@ fn read_table(store: &impl Store) -> Table {
     seen.as_deref().and_then(Table::decode).unwrap_or_default()
 }
 
-/// Slots of hosts that are in several pools.
-fn shared_slots(store: &impl Store) -> BTreeSet<Slot> {
-    let table = read_table(store);
-    let mut slots = BTreeSet::new();
-    let members = table.members.iter().map(|member| member.slot);
-    members.filter(|slot| !slots.insert(*slot)).collect()
-}
-
 /// Tells all workers that there is this host table, unless they know of a newer one.
 fn announce(store: &impl Store, ledger: &Ledger, version: u32) {
     ledger.transact(store, |loads| {
@@ -508,31 +563,16 @@ fn announce(store: &impl Store, ledger: &Ledger, version: u32) {
 /// The hosts of a pool as the table has them now; `None` if there is no table.
 #[must_use]
 pub fn view(store: &impl Store, pool: &str) -> Option<View> {
+    views(store, [pool])?.pop()
+}
+
+/// The hosts of each of these pools, in one version of the table; `None` if there is none.
+pub fn views<'p>(
+    store: &impl Store,
+    pools: impl IntoIterator<Item = &'p str>,
+) -> Option<Vec<View>> {
     let table = Table::decode(&store.read(TABLE_KEY).ok()?.value?)?;
-    let host = |(slot, tenant): (&Slot, &Tenant)| {
-        let member = table
-            .members
-            .iter()
-            .find(|m| m.slot == *slot && m.pool == pool);
-        Host {
-            address: tenant.address.clone(),
-            seat: Seat {
-                slot: *slot,
-                generation: tenant.generation,
-            },
-            id: HostId::of(&tenant.address),
-            epoch: tenant.epoch,
-            weight: member.map_or(1, |member| member.weight),
-            since_ms: member.map_or(0, |member| member.since_ms),
-            missing_ms: member.map_or(0, |member| member.missing_ms),
-            zone: member.map_or_else(String::new, |member| member.zone.clone()),
-            state: member.map(|member| member.state),
-        }
-    };
-    Some(View::new(
-        table.version,
-        table.tenants.iter().map(host).collect(),
-    ))
+    Some(pools.into_iter().map(|pool| table.view(pool)).collect())
 }
 
 /// What each host of the view carries, those of the pool first, then those that have left; not
@@ -759,9 +799,8 @@ mod tests {
         }
         let mut poll = |active: u32| {
             reports[0].active = Some(active);
-            proxy
-                .fleet
-                .repair(&proxy.store, &proxy.ledger, &view, &reports)
+            let polled = [("llm", &reports[..])];
+            proxy.fleet.repair(&proxy.store, &proxy.ledger, &polled)[0]
         };
         // Envoy has 3 of our 5, then 4, then 2: two were there all the time? No: one was not.
         assert_eq!([poll(3), poll(4), poll(2)], [0, 0, 1]);
@@ -783,12 +822,36 @@ mod tests {
         // The request is the other pool's, so this pool's cluster does not have it.
         reports[0].active = Some(0);
         for _ in 0..9 {
-            let repaired = proxy
-                .fleet
-                .repair(&proxy.store, &proxy.ledger, &view, &reports);
-            assert_eq!(repaired, 0);
+            let polled = [("llm", &reports[..])];
+            let repaired = proxy.fleet.repair(&proxy.store, &proxy.ledger, &polled);
+            assert_eq!(repaired, [0]);
         }
         assert_eq!(proxy.in_flight(seat), 1);
+    }
+
+    #[test]
+    fn a_host_of_several_pools_is_compared_with_the_sum_of_their_clusters() {
+        let mut proxy = Proxy::new();
+        let (mut llm, mut other) = (hosts(&["a:1"]), hosts(&["b:1", "a:1"]));
+        proxy
+            .fleet
+            .apply(&proxy.store, &proxy.ledger, "other", &other, 1000);
+        let seat = proxy.report(&llm).seat_of("a:1").unwrap();
+        for _ in 0..5 {
+            proxy.book(seat);
+        }
+        let mut poll = |by_llm, by_other| {
+            llm[0].active = Some(by_llm);
+            other[1].active = Some(by_other);
+            let polled = [("other", &other[..]), ("llm", &llm[..])];
+            proxy.fleet.repair(&proxy.store, &proxy.ledger, &polled)
+        };
+        assert_eq!([poll(2, 3), poll(1, 4), poll(5, 0)].concat(), [0; 6]);
+        assert_eq!(
+            [poll(1, 2), poll(2, 1), poll(0, 3)].concat(),
+            [0, 0, 0, 0, 2, 0]
+        );
+        assert_eq!(proxy.in_flight(seat), 3);
     }
 
     #[test]

@@ -109,15 +109,12 @@ impl Learned {
     /// Learns from one answer. Whether the index claimed more than the host held: then its claims
     /// above the reported tokens are to be forgotten.
     pub fn learn(&mut self, expected: &Expectation, report: Report) -> bool {
+        self.learn_tokens(expected, report);
         let Some(prompt_tokens) = report.prompt_tokens.filter(|tokens| *tokens > 0) else {
             self.silent = self.silent.saturating_add(1);
             return false;
         };
         let prompt_tokens = prompt_tokens as f64;
-        // The estimate was made with the ratio of then; the step is small enough not to matter.
-        let ratio =
-            (self.ratio * prompt_tokens / expected.tokens).clamp(*RATIO.start(), *RATIO.end());
-        self.ratio += WEIGHT * (ratio - self.ratio);
         let Some(cached) = report.cached_tokens else {
             self.silent = self.silent.saturating_add(1);
             return false;
@@ -133,6 +130,17 @@ impl Learned {
         let found = ((cached - expected.floor) / claimed).clamp(0.0, 1.0);
         self.trust += WEIGHT * (found - self.trust);
         cached + MARGIN_TOKENS < expected.known
+    }
+
+    /// Learns only how many tokens a byte is.
+    pub fn learn_tokens(&mut self, expected: &Expectation, report: Report) {
+        let Some(prompt_tokens) = report.prompt_tokens.filter(|tokens| *tokens > 0) else {
+            return;
+        };
+        // The estimate was made with the ratio of then; the step is small enough not to matter.
+        let ratio = (self.ratio * prompt_tokens as f64 / expected.tokens)
+            .clamp(*RATIO.start(), *RATIO.end());
+        self.ratio += WEIGHT * (ratio - self.ratio);
     }
 
     fn learn_surprise(&mut self, expected: &Expectation, cached: f64) {

@@ -35,6 +35,7 @@ pub mod popularity;
 pub mod prefix;
 pub mod request;
 pub mod route;
+pub mod select;
 pub mod series;
 pub mod shares;
 pub mod stall;

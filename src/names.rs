@@ -16,6 +16,15 @@ pub const ROUTE_FIRST: &str = "x-prefix-route-first";
 /// The pool's name, from the filter to the routes.
 pub const ROUTE_POOL: &str = "x-prefix-route-pool";
 
+/// The headers that only the filter sets.
+pub const ROUTE_HEADERS: [&str; 3] = [ROUTE_HOST, ROUTE_FIRST, ROUTE_POOL];
+
+/// The header by which SageMaker's clients name an inference component.
+pub const COMPONENT_HEADER: &str = "x-amzn-sagemaker-inference-component";
+
+/// The label `pool` of requests that no pool serves.
+pub const NO_POOL: &str = "none";
+
 /// What ends a label's value inside a stat's name.
 pub const LABEL_END: &str = ".=";
 
@@ -120,7 +129,8 @@ metrics! {
     ABSTAIN Counter [POOL, REASON]
         "The requests left to Envoy's own policy, by reason: `no_hosts` (none usable is known), \
          `no_prefix` (nothing to go by), `not_a_prompt` (no body, another method), `watchdog` (the \
-         body did not come in time), `exploring` (to find hosts, where no source lists them).";
+         body did not come in time), `exploring` (to find hosts, where no source lists them), \
+         `no_pool` (no pool serves its model), `share` (its key is not in the pool's `share`).";
     PAYLOAD Counter [POOL, API]
         "Bodies read, by the API they are of.";
     UNREAD Counter [POOL, REASON]
@@ -163,6 +173,8 @@ metrics! {
 pub const DEBUG_HOST: &str = "x-prefix-router-host";
 /// Debug response header: the kind of decision, and the reason if we abstained.
 pub const DEBUG_DECISION: &str = "x-prefix-router-decision";
+/// Debug response header: the pool.
+pub const DEBUG_POOL: &str = "x-prefix-router-pool";
 /// Debug response header: the key.
 pub const DEBUG_KEY: &str = "x-prefix-router-key";
 /// Debug response header: where in the prompt the key ends, in bytes of text.

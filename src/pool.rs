@@ -263,7 +263,17 @@ pub struct Rules {
     pub rejects: bool,
     /// Time over which a host that comes later takes its share; 0: at once.
     pub slow_start_ms: u64,
+    /// The part of keys that are routed.
+    pub share: f64,
+    /// Whether decisions are only told, and the proxy's own choice serves.
+    pub observes: bool,
 }
+
+/// Mixed into a key before it is compared with the share. A key's place among the hosts comes from
+/// its mix with theirs, so this says nothing of it: the share takes the same part of each host.
+const SHARE_SEED: u64 = 0x0073_6861_7265; // "share"
+/// A key has one of so many places on the way from 0 to 1: 2^32.
+const PLACES: f64 = 4_294_967_296.0;
 
 /// One pool's routing in one worker.
 #[derive(Debug)]
@@ -349,6 +359,14 @@ impl Router {
             .collect()
     }
 
+    /// Whether a request of this plan is routed: by its key alone, so alike on every gateway.
+    #[must_use]
+    pub fn routes(&self, plan: &Plan) -> bool {
+        // The upper half, which is exact in a float.
+        let place = (mix(plan.key.0, SHARE_SEED) >> 32) as f64;
+        place < self.rules.share * PLACES
+    }
+
     /// Chooses a host by `plan`, books it, and notes in the index what it was sent.
     ///
     /// # Errors
@@ -371,7 +389,7 @@ impl Router {
             .as_ref()
             .map_or(Vec::new(), |page| known(page, plan, &hosts));
         let query = self.query(plan, &hosts, &known);
-        let (placement, choice) = request.place(store, ledger, |loads| {
+        let (placement, choice) = request.place(store, ledger, !self.rules.observes, |loads| {
             check(loads, view)?;
             let choice = cost::decide(&query, loads, &constants);
             Ok((
@@ -433,7 +451,7 @@ impl Router {
         ledger: &Ledger,
     ) -> Result<Placed, Outdated> {
         let pending = plan.tokens as u32;
-        let (placement, _) = request.place(store, ledger, |loads| {
+        let (placement, _) = request.place(store, ledger, !self.rules.observes, |loads| {
             check(loads, view)?;
             let placement = route::decide(plan.key, hosts, loads, self.rules.bounds);
             Ok((self.or_reject(placement), pending, ()))
@@ -454,11 +472,15 @@ impl Router {
     }
 
     /// Learns from the answer to a request that was placed here, and served by the host that was
-    /// chosen.
+    /// chosen; or by any other where decisions are only told: then it says nothing of our caches.
     pub fn learn(&self, placed: &Placed, report: Report, store: &impl Store) {
         let (Some(key), Some(expected)) = (placed.key, &placed.expected) else {
             return;
         };
+        if self.rules.observes {
+            let mut learned = self.learned.borrow_mut();
+            return learned.learn_tokens(&expected.figures, report);
+        }
         let claimed_too_much = self.learned.borrow_mut().learn(&expected.figures, report);
         let (Some(prompt), Some(cached)) = (report.prompt_tokens, report.cached_tokens) else {
             return;

@@ -160,8 +160,8 @@ impl Request {
         }
     }
 
-    /// Runs `decide` on the current loads and books its first host in the same transaction.
-    /// `decide` also gives the tokens that this host has yet to compute, and what the caller wants
+    /// Runs `decide` on the current loads and, if it `books`, its first host in the same
+    /// transaction. `decide` also gives the tokens that this host has yet to compute, and what the caller wants
     /// to keep. If it fails, nothing is booked and the request can be placed again.
     ///
     /// # Errors
@@ -170,6 +170,7 @@ impl Request {
         &mut self,
         store: &impl Store,
         ledger: &Ledger,
+        books: bool,
         decide: impl Fn(&mut Loads) -> Result<(Placement, u32, K), E>,
     ) -> Result<(Placement, Option<K>), E> {
         if self.booking.is_some() || self.ended {
@@ -178,7 +179,7 @@ impl Request {
         let (placement, kept) = ledger.transact(store, |loads| match decide(loads) {
             Err(error) => (Err(error), NO_CHANGES),
             Ok((placement, pending, kept)) => {
-                let first = placement.hosts.first();
+                let first = placement.hosts.first().filter(|_| books);
                 let booking = first.map(|host| Booking {
                     seat: host.seat,
                     pending,

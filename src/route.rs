@@ -49,16 +49,22 @@ pub enum Abstain {
     Watchdog,
     /// It is left to the proxy so that hosts are found which nothing else tells of.
     Exploring,
+    /// No pool serves it.
+    NoPool,
+    /// Its key is not in the share that is routed.
+    Share,
 }
 
 impl Abstain {
     /// Every reason, for the metrics.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self::NoHosts,
         Self::NoPrefix,
         Self::NotAPrompt,
         Self::Watchdog,
         Self::Exploring,
+        Self::NoPool,
+        Self::Share,
     ];
 
     /// The metric label.
@@ -70,6 +76,8 @@ impl Abstain {
             Self::NotAPrompt => "not_a_prompt",
             Self::Watchdog => "watchdog",
             Self::Exploring => "exploring",
+            Self::NoPool => "no_pool",
+            Self::Share => "share",
         }
     }
 }

@@ -5,12 +5,14 @@
 #![allow(clippy::unwrap_used)]
 
 use prefix_router::config::{
-    Absent, Config, DebugHeaders, HostSource, Kind, Learning, OPTIONS, Opt, Pool, Request, Routing,
+    Absent, Config, DebugHeaders, HostSource, Kind, Learning, Mode, OPTIONS, Opt, Pool, Request,
+    Routing,
 };
 use prefix_router::cost::Constants;
 use prefix_router::payload::{CacheKey, ReadOptions, Tools};
 use prefix_router::popularity::Heat;
 use prefix_router::route::Bounds;
+use prefix_router::select::{Matches, Pattern};
 use std::path::{Path, PathBuf};
 
 fn cases() -> Vec<PathBuf> {
@@ -91,6 +93,10 @@ fn pool(options: &str) -> Pool {
     parsed(&format!("{start}{options}}}]}}")).pools.remove(0)
 }
 
+fn pattern(text: &str) -> Pattern {
+    Pattern::parse(text).unwrap()
+}
+
 fn adaptive() -> Routing {
     Routing::Adaptive {
         heat: Heat::default(),
@@ -108,6 +114,11 @@ fn the_smallest_config_has_every_default() {
         pools: vec![Pool {
             name: "engines".into(),
             cluster: "engines".into(),
+            default: true,
+            matches: Matches::default(),
+            mode: Mode::On,
+            share: 1.0,
+            cache_key: CacheKey::Hint,
             hosts: HostSource::Admin {
                 cluster: "envoy_admin".into(),
                 poll_ms: 500,
@@ -142,7 +153,10 @@ fn every_option_is_taken_over() {
     let config = parsed(
         r#"{
             "pools": [{
-                "name": "chat", "cluster": "engines",
+                "name": "chat", "cluster": "engines", "default": false,
+                "models": ["llama", "llama-*"], "components": ["ic"],
+                "headers": [{"name": "X-Team", "values": ["red"]}], "paths": ["/chat/"],
+                "mode": "observe", "share": 0.25,
                 "hosts": {"static": ["10.0.0.1:8000", "[FD00:0::1]:8000"]},
                 "limit": 4, "panic_rule": false, "strict_health": true
             }],
@@ -161,6 +175,21 @@ fn every_option_is_taken_over() {
         pools: vec![Pool {
             name: "chat".into(),
             cluster: "engines".into(),
+            default: false,
+            matches: Matches {
+                models: vec![pattern("llama"), pattern("llama-*")],
+                headers: vec![
+                    (
+                        "x-amzn-sagemaker-inference-component".into(),
+                        vec![pattern("ic")],
+                    ),
+                    ("x-team".into(), vec![pattern("red")]),
+                ],
+                paths: vec!["/chat/".into()],
+            },
+            mode: Mode::Observe,
+            share: 0.25,
+            cache_key: CacheKey::Ignore,
             hosts: HostSource::Static(vec!["10.0.0.1:8000".into(), "[fd00::1]:8000".into()]),
             routing: adaptive(),
             bounds: Bounds {
@@ -258,6 +287,44 @@ fn in_fixed_mode_the_cache_key_is_a_seed_unless_the_config_says_otherwise() {
     );
     let hint = fixed.replacen('{', r#"{"request": {"prompt_cache_key": "hint"}, "#, 1);
     assert_eq!(parsed(&hint).read.cache_key, CacheKey::Hint);
+}
+
+/// Two pools with these options.
+#[track_caller]
+fn two_pools(first: &str, second: &str) -> Config {
+    let pool = |cluster: &str, options: &str| {
+        format!(r#"{{"cluster": "{cluster}", "hosts": {{"admin_cluster": "admin"}}, {options}}}"#)
+    };
+    let (first, second) = (pool("a", first), pool("b", second));
+    parsed(&format!(r#"{{"pools": [{first}, {second}]}}"#))
+}
+
+#[test]
+fn only_pools_that_the_body_leads_to_are_read_alike() {
+    let fixed = |length| format!(r#""routing": "fixed", "prefix_length": {length}, "limit": 4"#);
+    let by_body = format!(r#""default": true, {}"#, fixed(2048));
+    let same = format!(r#""models": ["b"], {}"#, fixed(2048));
+    let by_head = format!(r#""paths": ["/b/"], {}"#, fixed(4096));
+    for (second, expected) in [(same, 2048), (by_head, 4096)] {
+        let config = two_pools(&by_body, &second);
+        assert_eq!(config.read.prefix_length, Some(2048));
+        let read = config.read_for(&config.pools[1]);
+        assert_eq!(
+            (read.prefix_length, read.cache_key),
+            (Some(expected), CacheKey::Seed)
+        );
+    }
+    let config = two_pools(&by_body, r#""components": ["b"]"#);
+    let read = config.read_for(&config.pools[1]);
+    assert_eq!((read.prefix_length, read.cache_key), (None, CacheKey::Hint));
+}
+
+#[test]
+fn none_of_the_pools_need_be_the_default() {
+    let config = two_pools(r#""models": ["a"], "default": false"#, r#""models": ["b"]"#);
+    assert!(config.pools.iter().all(|pool| !pool.default));
+    let config = two_pools(r#""default": true"#, r#""models": ["b"]"#);
+    assert!(config.pools[0].default && !config.pools[1].default);
 }
 
 #[test]

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use prefix_router::hosts::{
-    AdminSource, HostReport, HostsError, State, canonical, clusters_path, parse_clusters,
-};
+use prefix_router::hosts::{AdminSource, HostReport, HostsError, State, canonical, clusters_path};
 
 /// The answer of an Envoy 1.40.0 with hosts in every state that a file can put them in.
 const ANSWER: &str = include_str!("hosts/clusters.json");
@@ -18,6 +16,11 @@ fn report(address: &str, state: State) -> HostReport {
         zone: String::new(),
         active: Some(0),
     }
+}
+
+/// What an answer says of one cluster.
+fn parse(bytes: &[u8], cluster: &str) -> Result<Vec<HostReport>, HostsError> {
+    prefix_router::hosts::parse_clusters(bytes, &[cluster])?.remove(0)
 }
 
 #[test]
@@ -47,27 +50,27 @@ fn reads_every_host_of_the_cluster_and_of_no_other() {
     for (place, host) in expected.iter_mut().enumerate() {
         host.zone = if place == 5 { "z\"2" } else { "z1" }.into();
     }
-    assert_eq!(parse_clusters(ANSWER.as_bytes(), "engines"), Ok(expected));
-    let mesh = parse_clusters(ANSWER.as_bytes(), "outbound|8000||engines.default");
+    assert_eq!(parse(ANSWER.as_bytes(), "engines"), Ok(expected));
+    let mesh = parse(ANSWER.as_bytes(), "outbound|8000||engines.default");
     assert_eq!(mesh, Ok(vec![report("127.0.0.1:1", State::Usable)]));
-    let checked = parse_clusters(ANSWER.as_bytes(), "checked");
+    let checked = parse(ANSWER.as_bytes(), "checked");
     assert_eq!(checked, Ok(vec![report("127.0.0.1:2", State::Failed)]));
 }
 
 #[test]
 fn a_cluster_without_addresses_has_no_hosts_and_an_unknown_one_is_an_error() {
-    assert_eq!(parse_clusters(ANSWER.as_bytes(), "empty"), Ok(vec![]));
-    assert_eq!(parse_clusters(ANSWER.as_bytes(), "pipes"), Ok(vec![]));
-    let unknown = parse_clusters(ANSWER.as_bytes(), "engine");
+    assert_eq!(parse(ANSWER.as_bytes(), "empty"), Ok(vec![]));
+    assert_eq!(parse(ANSWER.as_bytes(), "pipes"), Ok(vec![]));
+    let unknown = parse(ANSWER.as_bytes(), "engine");
     assert_eq!(unknown, Err(HostsError::NoCluster));
-    assert_eq!(parse_clusters(b"{}", "engines"), Err(HostsError::NoCluster));
+    assert_eq!(parse(b"{}", "engines"), Err(HostsError::NoCluster));
 }
 
 #[test]
 fn an_answer_that_is_cut_off_at_any_byte_is_an_error_or_no_cluster() {
     for end in 0..ANSWER.trim_end().len() {
         let cut = &ANSWER.as_bytes()[..end];
-        assert!(parse_clusters(cut, "engines").is_err(), "cut at {end}");
+        assert!(parse(cut, "engines").is_err(), "cut at {end}");
     }
 }
 
@@ -80,7 +83,7 @@ fn check_health(health_status: &str, expected: State) {
             "health_status": {{{health_status}}}
         }}]}}]}}"#
     );
-    let found = parse_clusters(text.as_bytes(), "c").unwrap();
+    let found = parse(text.as_bytes(), "c").unwrap();
     assert_eq!(
         found,
         vec![report("10.0.0.1:1", expected)],
@@ -130,20 +133,52 @@ fn an_address_that_is_listed_twice_is_one_host_and_the_usable_one_wins() {
             active: Some(5),
             ..report("10.0.0.1:1", State::Usable)
         };
-        assert_eq!(parse_clusters(text.as_bytes(), "c"), Ok(vec![expected]));
+        assert_eq!(parse(text.as_bytes(), "c"), Ok(vec![expected]));
     }
 }
 
 #[test]
 fn a_cluster_name_is_asked_for_as_it_is() {
     assert_eq!(
-        clusters_path("my_engines-2"),
+        clusters_path(&["my_engines-2"]),
         "/clusters?format=json&filter=%5Emy_engines-2%24"
     );
     assert_eq!(
-        clusters_path("outbound|80||a.b"),
+        clusters_path(&["outbound|80||a.b"]),
         "/clusters?format=json&filter=%5Eoutbound%5C%7C80%5C%7C%5C%7Ca%5C%2Eb%24"
     );
+}
+
+#[test]
+fn several_clusters_are_asked_for_at_once_and_one_that_is_missing_harms_no_other() {
+    assert_eq!(
+        clusters_path(&["a", "b.c"]),
+        "/clusters?format=json&filter=%5E(a%7Cb%5C%2Ec)%24"
+    );
+    let long = "|".repeat(256);
+    let many: Vec<&str> = vec![&long; 64];
+    assert_eq!(clusters_path(&many), "/clusters?format=json");
+    let mut source = AdminSource::new(["empty", "engine", "engines"]);
+    source.ask(0);
+    let found = source.answer(ANSWER.as_bytes()).unwrap();
+    assert_eq!(found[0], Ok(vec![]));
+    assert_eq!(found[1], Err(HostsError::NoCluster));
+    assert_eq!(found[2], parse(ANSWER.as_bytes(), "engines"));
+}
+
+#[test]
+fn large_clusters_are_asked_for_their_gauges_at_once() {
+    let mut source = AdminSource::new(["a:b", "c"]);
+    source.ask(0);
+    let both = list(300, 0).replacen('[', r#"[{"name":"c","host_statuses":[]},"#, 1);
+    source.answer(both.as_bytes()).unwrap();
+    assert_eq!(
+        source.ask(500),
+        "/stats?filter=%5Ecluster%5C.(a_b%7Cc)%5C.endpoint%5C..*%5C.(healthy%7Crq_active)%24"
+    );
+    let found = source.answer(gauges(300, 2).as_bytes()).unwrap();
+    assert_eq!(failed(found[0].as_ref().unwrap()), 2);
+    assert_eq!(found[1], Ok(vec![]));
 }
 
 #[test]
@@ -205,7 +240,7 @@ fn only_the_best_priority_with_a_usable_host_counts() {
             r#"{{"cluster_statuses": [{{"name": "c", "host_statuses": [{}]}}]}}"#,
             hosts.join(", ")
         );
-        let reports = parse_clusters(text.as_bytes(), "c").unwrap();
+        let reports = parse(text.as_bytes(), "c").unwrap();
         let states: Vec<_> = reports.into_iter().map(|report| report.state).collect();
         assert_eq!(states, expected);
     }
@@ -229,7 +264,7 @@ fn check_degraded(health: &str, expected: &str) {
     let hosts: Vec<_> = health.split(' ').enumerate().map(host).collect();
     let hosts = hosts.join(", ");
     let text = format!(r#"{{"cluster_statuses": [{{"name": "c", "host_statuses": [{hosts}]}}]}}"#);
-    let reports = parse_clusters(text.as_bytes(), "c").unwrap().into_iter();
+    let reports = parse(text.as_bytes(), "c").unwrap().into_iter();
     let found: Vec<_> = reports
         .map(|host| format!("{} {}", host.state.label(), host.weight))
         .collect();
@@ -281,6 +316,12 @@ fn gauges(count: usize, failed: usize) -> String {
     (0..count).map(host).collect()
 }
 
+/// The hosts of the only cluster.
+#[track_caller]
+fn only(answer: Result<Vec<Result<Vec<HostReport>, HostsError>>, HostsError>) -> Vec<HostReport> {
+    answer.unwrap().remove(0).unwrap()
+}
+
 fn is_list(path: &str) -> bool {
     path.starts_with("/clusters?")
 }
@@ -294,26 +335,26 @@ fn failed(reports: &[HostReport]) -> usize {
 
 #[test]
 fn a_small_cluster_is_always_listed() {
-    let mut source = AdminSource::new("a:b");
+    let mut source = AdminSource::new(["a:b"]);
     for now_ms in [0, 500, 1000] {
         assert!(is_list(&source.ask(now_ms)));
-        let reports = source.answer(list(200, 7).as_bytes()).unwrap();
+        let reports = only(source.answer(list(200, 7).as_bytes()));
         assert_eq!((reports.len(), failed(&reports)), (200, 7));
     }
 }
 
 #[test]
 fn a_large_cluster_is_listed_now_and_then_and_when_its_gauges_change() {
-    let mut source = AdminSource::new("a:b");
+    let mut source = AdminSource::new(["a:b"]);
     assert!(is_list(&source.ask(0)));
-    source.answer(list(500, 7).as_bytes()).unwrap();
+    only(source.answer(list(500, 7).as_bytes()));
 
     let path = source.ask(500);
     assert_eq!(
         path,
         "/stats?filter=%5Ecluster%5C.a_b%5C.endpoint%5C..*%5C.(healthy%7Crq_active)%24"
     );
-    let reports = source.answer(gauges(500, 7).as_bytes()).unwrap();
+    let reports = only(source.answer(gauges(500, 7).as_bytes()));
     assert_eq!((reports.len(), failed(&reports)), (500, 7));
     let last = reports
         .iter()
@@ -322,46 +363,40 @@ fn a_large_cluster_is_listed_now_and_then_and_when_its_gauges_change() {
 
     // A host fails: known at once, and the list is asked for more.
     assert!(!is_list(&source.ask(1000)));
-    assert_eq!(
-        failed(&source.answer(gauges(500, 8).as_bytes()).unwrap()),
-        8
-    );
+    assert_eq!(failed(&only(source.answer(gauges(500, 8).as_bytes()))), 8);
     assert!(is_list(&source.ask(1500)));
-    source.answer(list(500, 8).as_bytes()).unwrap();
+    only(source.answer(list(500, 8).as_bytes()));
 
     // It recovers, and one is gone.
     assert!(!is_list(&source.ask(2000)));
-    assert_eq!(
-        failed(&source.answer(gauges(499, 7).as_bytes()).unwrap()),
-        8
-    );
+    assert_eq!(failed(&only(source.answer(gauges(499, 7).as_bytes()))), 8);
     assert!(is_list(&source.ask(2500)));
-    source.answer(list(499, 7).as_bytes()).unwrap();
+    only(source.answer(list(499, 7).as_bytes()));
 
     assert!(!is_list(&source.ask(12_499)));
-    source.answer(gauges(499, 7).as_bytes()).unwrap();
+    only(source.answer(gauges(499, 7).as_bytes()));
     assert!(is_list(&source.ask(12_500)));
 }
 
 #[test]
 fn without_gauges_a_large_cluster_is_listed_always() {
-    let mut source = AdminSource::new("a:b");
+    let mut source = AdminSource::new(["a:b"]);
     source.ask(0);
-    source.answer(list(300, 0).as_bytes()).unwrap();
+    only(source.answer(list(300, 0).as_bytes()));
     assert!(!is_list(&source.ask(500)));
-    assert_eq!(source.answer(b"").unwrap().len(), 300);
+    assert_eq!(only(source.answer(b"")).len(), 300);
     assert!(is_list(&source.ask(1000)));
-    source.answer(list(300, 0).as_bytes()).unwrap();
+    only(source.answer(list(300, 0).as_bytes()));
     assert!(is_list(&source.ask(1500)));
 }
 
 #[test]
 fn an_answer_that_cannot_be_read_leaves_what_was_known() {
-    let mut source = AdminSource::new("a:b");
+    let mut source = AdminSource::new(["a:b"]);
     source.ask(0);
-    source.answer(list(300, 0).as_bytes()).unwrap();
+    only(source.answer(list(300, 0).as_bytes()));
     source.ask(500);
     assert!(source.answer(b"\xff").is_err());
     assert!(!is_list(&source.ask(1000)));
-    assert_eq!(source.answer(gauges(300, 0).as_bytes()).unwrap().len(), 300);
+    assert_eq!(only(source.answer(gauges(300, 0).as_bytes())).len(), 300);
 }

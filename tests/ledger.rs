@@ -307,7 +307,7 @@ impl World {
         self.taken_back.remove(&ledger);
         let (hosts, bounds) = (self.candidates(), self.bounds);
         let mut request = Request::default();
-        let placement = request.place(&self.store, &self.ledgers[ledger], |loads| {
+        let placement = request.place(&self.store, &self.ledgers[ledger], true, |loads| {
             Ok::<_, Infallible>((route::decide(Key(key), &hosts, loads, bounds), pending, ()))
         });
         let Ok((placement, _)) = placement;

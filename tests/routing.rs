@@ -48,6 +48,8 @@ impl Gateway {
             bounds,
             rejects,
             slow_start_ms: 30_000,
+            share: 1.0,
+            observes: false,
         };
         Self {
             store,

@@ -8,6 +8,7 @@ use super::problem::{ConfigError, Problem};
 use super::tree::Node;
 use crate::hosts;
 use crate::names;
+use crate::select::Pattern;
 use std::fmt;
 
 /// One object of the config, with the part of the option table that it may hold.
@@ -56,8 +57,13 @@ impl<'t> Group<'t> {
         OPTIONS.iter().filter(move |option| option.parent() == path)
     }
 
+    /// Where it stands in the config.
+    pub(super) fn pointer(&self) -> &str {
+        &self.pointer
+    }
+
     /// The pointer of a field, escaped as JSON Pointer asks.
-    fn join(&self, name: &str) -> String {
+    pub(super) fn join(&self, name: &str) -> String {
         let name = name.replace('~', "~0").replace('/', "~1");
         format!("{}/{name}", self.pointer)
     }
@@ -77,6 +83,13 @@ impl<'t> Group<'t> {
         wrong(self.join(option.name()), option.kind, found)
     }
 
+    pub(super) fn error(&self, problem: Problem) -> ConfigError {
+        ConfigError {
+            pointer: self.pointer.clone(),
+            problem,
+        }
+    }
+
     pub(super) fn missing(&self, option: &Opt) -> ConfigError {
         ConfigError {
             pointer: self.join(option.name()),
@@ -88,10 +101,7 @@ impl<'t> Group<'t> {
     }
 
     pub(super) fn contradiction(&self, option: &Opt, reason: &str) -> ConfigError {
-        ConfigError {
-            pointer: self.join(option.name()),
-            problem: Problem::Contradiction(reason.into()),
-        }
+        ConfigError::contradiction(self.join(option.name()), reason)
     }
 
     /// Fails for a required option that is not there.
@@ -233,18 +243,26 @@ fn has_form(text: &str, form: Form) -> bool {
         return false;
     }
     match form {
-        Form::Name => {
-            text.len() <= NAME_BYTES_MAX
-                && !text.contains(char::is_control)
-                && !text.contains(names::LABEL_END)
-        }
+        Form::Name => is_name(text) && !text.contains(names::LABEL_END),
         Form::Header => text
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"-_.!#$%&'*+^`|~".contains(&byte)),
         Form::Pointer => text.starts_with('/'),
         Form::Address => hosts::canonical(text).is_some(),
+        Form::Pattern => is_name(text) && Pattern::parse(text).is_some(),
+        Form::Path => text.starts_with('/') && text.bytes().all(is_in_path),
         Form::Free => true,
     }
+}
+
+/// It can be the value of a header, which comes without spaces around it.
+fn is_name(text: &str) -> bool {
+    text.len() <= NAME_BYTES_MAX && !text.contains(char::is_control) && text.trim() == text
+}
+
+/// Paths come without their query and with everything else escaped.
+fn is_in_path(byte: u8) -> bool {
+    byte.is_ascii_graphic() && !b"?#".contains(&byte)
 }
 
 fn wrong(pointer: String, expected: impl fmt::Display, found: &Node) -> ConfigError {

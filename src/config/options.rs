@@ -97,6 +97,10 @@ pub enum Form {
     Pointer,
     /// `ip:port`.
     Address,
+    /// A model or another name, with at most one `*`.
+    Pattern,
+    /// What a path starts with.
+    Path,
     /// Any text but the empty one.
     Free,
 }
@@ -139,11 +143,16 @@ impl fmt::Display for Form {
         match self {
             Self::Name => write!(
                 f,
-                "a name (1..={NAME_BYTES_MAX} bytes, printable, without \".=\")"
+                "a name (1..={NAME_BYTES_MAX} bytes, printable, trimmed, without \".=\")"
             ),
             Self::Header => f.write_str("a header name"),
             Self::Pointer => f.write_str("a JSON Pointer that starts with \"/\""),
             Self::Address => f.write_str("\"ip:port\", or \"[ip]:port\" for IPv6"),
+            Self::Pattern => write!(
+                f,
+                "a text of 1..={NAME_BYTES_MAX} bytes, trimmed, with at most one \"*\""
+            ),
+            Self::Path => f.write_str("a path that starts with \"/\", without a query"),
             Self::Free => write!(f, "a text of 1..={TEXT_BYTES_MAX} bytes"),
         }
     }
@@ -186,13 +195,54 @@ macro_rules! options {
 /// One fleet-wide host table has this many slots (hosts.rs).
 const HOSTS_MAX: usize = crate::hosts::SLOTS_MAX;
 
+/// A pool has 0.12 MiB of shared data, so 64 have 7.5 MiB; more models than that behind one
+/// listener are better served by several.
+pub const POOLS_MAX: usize = 64;
+
+/// Patterns of one list. All pools' are looked through for a request: 4,096 in some 20 µs.
+const MATCHES_MAX: usize = 64;
+
+/// Headers of one pool; each that any pool names is looked for in every request.
+const HEADERS_MAX: usize = 4;
+
 options! {
-    POOLS: "/pools", Kind::Objects { min: 1, max: 1, unit: "pool (several are not supported yet)" }, Absent::Required,
-        "The models behind this listener. One, for now.";
+    POOLS: "/pools", Kind::Objects { min: 1, max: POOLS_MAX, unit: "pools" }, Absent::Required,
+        "The models behind this listener.";
     CLUSTER: "/pools/*/cluster", Kind::Text(Form::Name), Absent::Required,
         "The Envoy cluster of the model's hosts.";
     NAME: "/pools/*/name", Kind::Text(Form::Name), Absent::Means("the cluster's name"),
-        "The pool's name in metrics and debug headers.";
+        "The pool's name in metrics and debug headers, and in the header that routes read.";
+    DEFAULT: "/pools/*/default", Kind::Bool, Absent::Means("`true` for the only pool"),
+        "Of several pools: `true` for the one whose cluster Envoy's own route leads to, `false` \
+         for all if it leads to none of them. The default takes what no other pool does, but for \
+         models that it does not list when it lists some.";
+    MODELS: "/pools/*/models", Kind::Texts { form: Form::Pattern, min: 1, max: MATCHES_MAX },
+        Absent::Means("none; any for the default"),
+        "The models that the pool serves, adapters included: `\"llama\"`, `\"llama-lora-*\"`. \
+         Of several patterns that fit, the one with the most letters counts.";
+    COMPONENTS: "/pools/*/components",
+        Kind::Texts { form: Form::Pattern, min: 1, max: MATCHES_MAX }, Absent::Means("none"),
+        "The inference components that the pool serves, by the header \
+         `X-Amzn-SageMaker-Inference-Component`. A header counts before the path, and that \
+         before the model.";
+    HEADERS: "/pools/*/headers", Kind::Objects { min: 1, max: HEADERS_MAX, unit: "headers" },
+        Absent::Means("none"),
+        "Requests with one of these headers are the pool's.";
+    HEADER_NAME: "/pools/*/headers/*/name", Kind::Text(Form::Header), Absent::Required,
+        "The header. Of several that lead to different pools, the component's counts, then the \
+         first in the alphabet.";
+    HEADER_VALUES: "/pools/*/headers/*/values",
+        Kind::Texts { form: Form::Pattern, min: 1, max: MATCHES_MAX }, Absent::Required,
+        "The values that lead to the pool.";
+    PATHS: "/pools/*/paths", Kind::Texts { form: Form::Path, min: 1, max: MATCHES_MAX },
+        Absent::Means("none"),
+        "Requests whose path starts with one of these are the pool's. The longest counts.";
+    MODE: "/pools/*/mode", Kind::Choice(&["on", "observe"]), Absent::Text("on"),
+        "`observe` decides, predicts and counts, and leaves the host to Envoy.";
+    SHARE: "/pools/*/share", Kind::Decimal { min: 0.0, max: 1.0, unit: "of keys" },
+        Absent::Decimal(1.0),
+        "This part of all keys is routed, the same ones on every gateway. The host of the other \
+         requests is left to Envoy.";
     HOSTS: "/pools/*/hosts", Kind::Object, Absent::Means("learned from answers"),
         "Where the list of hosts comes from: `admin_cluster` or `static`. With neither, hosts are \
          learned from who answers.";

@@ -6,11 +6,14 @@
 use super::group::Group;
 use super::options as opt;
 use super::problem::ConfigError;
+use super::selection;
 use crate::cost::Constants;
 use crate::hosts;
+use crate::payload::CacheKey;
 use crate::pool::{Rule, Rules};
 use crate::popularity::Heat;
 use crate::route::Bounds;
+use crate::select::Matches;
 
 /// The hosts that serve one model, and how they are chosen.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,8 +22,18 @@ pub struct Pool {
     pub name: String,
     /// The Envoy cluster.
     pub cluster: String,
+    /// Whether Envoy's own route leads to the cluster.
+    pub default: bool,
+    /// The requests that it takes.
+    pub matches: Matches,
+    /// Whether hosts are chosen, or only what would have been chosen is told.
+    pub mode: Mode,
+    /// The part of keys that are routed, in 0..=1.
+    pub share: f64,
     /// Where the host list comes from.
     pub hosts: HostSource,
+    /// What `prompt_cache_key` does.
+    pub cache_key: CacheKey,
     /// How a prompt's key is found.
     pub routing: Routing,
     /// What load may do to the choice.
@@ -36,6 +49,12 @@ pub struct Pool {
 }
 
 impl Pool {
+    /// Whether what the body says can lead to it.
+    #[must_use]
+    pub fn is_by_body(&self) -> bool {
+        self.default || !self.matches.models.is_empty()
+    }
+
     /// What its router goes by.
     #[must_use]
     pub fn rules(&self) -> Rules {
@@ -44,8 +63,19 @@ impl Pool {
             bounds: self.bounds,
             rejects: self.rejects,
             slow_start_ms: u64::from(self.slow_start_ms),
+            share: self.share,
+            observes: self.mode == Mode::Observe,
         }
     }
+}
+
+/// What becomes of a pool's decisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// They go out.
+    On,
+    /// They are counted and told; the host is the proxy's own choice.
+    Observe,
 }
 
 /// Where a pool's host list comes from.
@@ -106,10 +136,19 @@ impl Routing {
             Self::Fixed { .. } => Rule::Fixed,
         }
     }
+
+    /// In `fixed`, how much of a prompt is its prefix.
+    #[must_use]
+    pub fn prefix_length(self) -> Option<u32> {
+        match self {
+            Self::Adaptive { .. } => None,
+            Self::Fixed { prefix_length } => Some(prefix_length),
+        }
+    }
 }
 
-/// Reads one item of `/pools`.
-pub(super) fn parse(pool: &Group<'_>) -> Result<Pool, ConfigError> {
+/// Reads one item of `/pools`. `cache_key`: what `prompt_cache_key` does, if it is stated.
+pub(super) fn parse(pool: &Group<'_>, cache_key: Option<CacheKey>) -> Result<Pool, ConfigError> {
     let cluster = pool.text(&opt::CLUSTER)?.unwrap_or_default();
     let name = pool.text(&opt::NAME)?.unwrap_or_else(|| cluster.clone());
     let hosts = parse_hosts(&pool.group(&opt::HOSTS)?, &cluster)?;
@@ -153,10 +192,23 @@ pub(super) fn parse(pool: &Group<'_>) -> Result<Pool, ConfigError> {
     if zone.is_some() && !weighs_zones {
         return Err(pool.contradiction(&opt::ZONE, "has no effect without zone_tokens"));
     }
+    let usual_cache_key = match routing {
+        Routing::Adaptive { .. } => CacheKey::Hint,
+        Routing::Fixed { .. } => CacheKey::Seed,
+    };
     Ok(Pool {
         name,
         cluster,
+        // Known when all pools are.
+        default: false,
+        matches: selection::parse(pool)?,
+        mode: match pool.text(&opt::MODE)?.as_deref() {
+            Some("observe") => Mode::Observe,
+            _ => Mode::On,
+        },
+        share: pool.decimal(&opt::SHARE)?.unwrap_or_default(),
         hosts,
+        cache_key: cache_key.unwrap_or(usual_cache_key),
         routing,
         bounds: Bounds { limit, panic_rule },
         rejects,

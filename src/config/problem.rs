@@ -15,6 +15,16 @@ pub struct ConfigError {
     pub problem: Problem,
 }
 
+impl ConfigError {
+    /// What stands at `pointer` and another thing rule each other out.
+    pub(super) fn contradiction(pointer: String, reason: &str) -> Self {
+        Self {
+            pointer,
+            problem: Problem::Contradiction(reason.into()),
+        }
+    }
+}
+
 /// What is wrong with a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {

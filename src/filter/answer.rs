@@ -1,9 +1,10 @@
 //! One answer on its way to the client: a sample of them is read for the engine's own counts.
 //!
 //! Guarantee: bytes are looked at where they pass, never held, copied in windows of bounded size.
-//! Not here: what counts look like (usage.rs), what is learned from them (worker.rs).
+//! Not here: what counts look like (usage.rs), what is learned from them (pool.rs).
 
 use super::host::{self, Headers};
+use super::pool::Pool;
 use super::worker::Worker;
 use crate::pool::Placed;
 use crate::request::WINDOW_BYTES;
@@ -17,11 +18,11 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The headers of an answer to a placed request are there, from the host that was chosen:
-    /// chooses whether its body is read.
+    /// The headers of an answer to a placed request are there: chooses whether its body is read.
     pub fn begin(
         &mut self,
         worker: &Worker,
+        pool: &Pool,
         placed: &Placed,
         api: &'static str,
         headers: &Headers,
@@ -35,7 +36,7 @@ impl Answer {
             self.reader = Some(Box::default());
         } else {
             // Decoding would cost more than it teaches: such an answer says nothing to us.
-            worker.learn(placed, api, Usage::default());
+            pool.learn(placed, api, Usage::default());
         }
     }
 
@@ -55,13 +56,13 @@ impl Answer {
 
     /// The answer is over. One that was cut off counts only if it said something: its end, where
     /// most engines put their counts, was never seen.
-    pub fn end(&mut self, worker: &Worker, placed: &Placed, api: &'static str, complete: bool) {
+    pub fn end(&mut self, pool: &Pool, placed: &Placed, api: &'static str, complete: bool) {
         let Some(reader) = self.reader.take() else {
             return;
         };
         let usage = reader.finish();
         if complete || usage.prompt_tokens.is_some() {
-            worker.learn(placed, api, usage);
+            pool.learn(placed, api, usage);
         }
     }
 }

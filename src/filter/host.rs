@@ -173,8 +173,9 @@ pub fn tick_every(period_ms: u64) {
     let _ = hostcalls::set_tick_period(Duration::from_millis(period_ms));
 }
 
-/// Sends `GET path` to a cluster: the tick. The answer comes to the root context.
-pub fn call(cluster: &str, path: &str, timeout_ms: u64) -> Result<(), Refused> {
+/// Sends `GET path` to a cluster: the tick. The answer comes to the root context with the number
+/// that this gives.
+pub fn call(cluster: &str, path: &str, timeout_ms: u64) -> Result<u32, Refused> {
     let headers = vec![
         (":method", "GET"),
         (":path", path),
@@ -182,10 +183,7 @@ pub fn call(cluster: &str, path: &str, timeout_ms: u64) -> Result<(), Refused> {
         (":scheme", "http"),
     ];
     let timeout = Duration::from_millis(timeout_ms);
-    match hostcalls::dispatch_http_call(cluster, headers, None, vec![], timeout) {
-        Ok(_) => Ok(()),
-        Err(_) => Err(Refused),
-    }
+    hostcalls::dispatch_http_call(cluster, headers, None, vec![], timeout).map_err(|_| Refused)
 }
 
 /// The answer's status: the answer's callback, and only if it has headers: without, the SDK

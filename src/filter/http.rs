@@ -12,12 +12,15 @@ use proxy_wasm::types::Action;
 use super::answer::Answer;
 use super::hooks::Hooks;
 use super::host::{self, Headers};
+use super::metrics::Metrics;
+use super::pool::Pool;
 use super::worker::Worker;
 use crate::config::DebugHeaders;
 use crate::load::{Changes, Seat};
 use crate::names;
 use crate::payload::{End, Head, Reader};
 use crate::pool::Placed;
+use crate::prefix::Prompt;
 use crate::request::{Facts, Next, Request};
 use crate::route::{Abstain, Decision};
 use crate::watchdog::Verdict;
@@ -41,6 +44,8 @@ pub struct Http {
     passed: Abstain,
     /// The API of the request's body.
     api: &'static str,
+    /// The pool that serves it, as far as it is known.
+    pool: Option<usize>,
     answer: Answer,
     /// How long its body is, if its headers say so.
     answer_bytes: Option<u64>,
@@ -64,6 +69,7 @@ impl Http {
             // As long as it was not let go for another reason.
             passed: Abstain::NotAPrompt,
             api: "",
+            pool: None,
             answer: Answer::default(),
             answer_bytes: None,
             debug_headers: false,
@@ -74,6 +80,10 @@ impl Http {
 
     fn admit(&mut self, headers: &Headers, end_of_stream: bool) -> Action {
         let header = |name| headers.value(name).unwrap_or_default();
+        // Before anything else: it counts for requests without a prompt as well.
+        let selector = &self.worker.selector;
+        self.pool = selector.by_head(header(":path"), |name| headers.values(name));
+        self.choose_route();
         let content_type = header("content-type");
         let facts = Facts {
             method: header(":method"),
@@ -98,16 +108,33 @@ impl Http {
             tenant: tenant.as_deref(),
         };
         self.bytes_max = self.worker.bytes_max(headers.length());
-        self.request.hold(Reader::with(&head, &self.worker.plan));
+        let pool = self.worker.pool(self.pool);
+        let plan = pool.map_or(&self.worker.plan, |pool| &pool.plan);
+        self.request.hold(Reader::with(&head, plan));
         self.worker.watchdog.borrow_mut().hold(self.id, now_ms);
         Action::Pause
+    }
+
+    /// Names the pool to the routes, unless the proxy's own route leads to it.
+    fn choose_route(&self) {
+        if let Some(pool) = self.worker.pool(self.pool)
+            && !pool.config.default
+        {
+            host::set_request_header(names::ROUTE_POOL, &pool.config.name);
+        }
     }
 
     fn abstain(&mut self, why: Abstain) -> Action {
         self.request.free();
         self.passed = why;
-        self.worker.metrics.abstained(why);
+        if let Some(metrics) = self.metrics() {
+            metrics.abstained(why);
+        }
         Action::Continue
+    }
+
+    fn metrics(&self) -> Option<&Metrics> {
+        self.worker.metrics(self.pool)
     }
 
     /// How much of the body is waited for; nothing if the request is not held, or no longer.
@@ -125,7 +152,9 @@ impl Http {
             Verdict::Late => return Some(buffered),
             Verdict::LetGo => {}
             Verdict::FlagUnset => {
-                self.worker.metrics.flag_unset();
+                if let Some(metrics) = self.metrics() {
+                    metrics.flag_unset();
+                }
                 error!(
                     "Envoy holds back request bodies: set allow_on_headers_stop_iteration: true \
                      in the wasm filter's config (Envoy 1.35 or later); until then requests pass \
@@ -161,8 +190,30 @@ impl Http {
         let Some(prompt) = self.request.prompt(end) else {
             return Action::Continue;
         };
-        let placed = self.worker.place(&prompt, &mut self.request);
-        for (name, value) in self.worker.route_headers(&placed.placement.hosts) {
+        self.api = prompt.api;
+        if self.pool.is_none() {
+            self.pool = self.worker.selector.by_model(prompt.model.as_deref());
+            self.choose_route();
+        }
+        if let Some(metrics) = self.metrics() {
+            metrics.payload(prompt.api);
+            if let Some(reason) = prompt.coverage.label() {
+                metrics.unread(reason);
+            }
+        }
+        // A reference of its own, since placing changes the request.
+        let worker = Rc::clone(&self.worker);
+        match worker.pool(self.pool) {
+            Some(pool) => self.place_in(pool, &prompt),
+            None => self.abstain(Abstain::NoPool),
+        }
+    }
+
+    fn place_in(&mut self, pool: &Pool, prompt: &Prompt) -> Action {
+        let worker = Rc::clone(&self.worker);
+        let refresh = || worker.refresh();
+        let placed = pool.place(prompt, &mut self.request, &worker.ledger, refresh);
+        for (name, value) in pool.route_headers(&placed.placement.hosts) {
             host::set_request_header(name, &value);
         }
         debug!(
@@ -171,10 +222,9 @@ impl Http {
             placed.placement.decision.label(),
             prompt.api
         );
-        let rejected = placed.placement.decision == Decision::Reject;
+        let refused = pool.refuses(&placed);
         self.placed = Some(placed);
-        self.api = prompt.api;
-        if rejected {
+        if refused {
             host::reply(429, &names::REJECT_HEADERS, names::REJECT_BODY);
             return Action::Pause;
         }
@@ -190,8 +240,15 @@ impl Http {
             Some(placed) => placed.placement.decision,
             None => Decision::Abstain(self.passed),
         };
-        let decision = decision.describe();
+        let mut decision = decision.describe();
+        let pool = self.worker.pool(self.pool);
+        if self.placed.is_some() && pool.is_some_and(Pool::observes) {
+            decision.push_str(" (observed)");
+        }
         host::set_response_header(names::DEBUG_DECISION, &decision);
+        if let Some(pool) = pool {
+            host::set_response_header(names::DEBUG_POOL, &pool.config.name);
+        }
         if let Some(address) = served_by {
             host::set_response_header(names::DEBUG_HOST, address);
         }
@@ -209,20 +266,22 @@ impl Http {
         }
     }
 
-    /// What the answer of the chosen host says is compared with what was expected of it.
+    /// What the answer says is compared with what was expected of the chosen host.
     fn begin_answer(&mut self, served_by: Option<Seat>, headers: &Headers) {
-        let Some(placed) = &self.placed else {
+        let (Some(placed), Some(pool)) = (&self.placed, self.worker.pool(self.pool)) else {
             return;
         };
         let chosen = placed.placement.hosts.first().map(|host| host.seat);
-        if chosen.is_some() && chosen == served_by {
-            self.answer.begin(&self.worker, placed, self.api, headers);
+        // Where decisions are only told, any host's answer says what the proxy's choice finds.
+        if chosen.is_some() && (chosen == served_by || pool.observes()) {
+            self.answer
+                .begin(&self.worker, pool, placed, self.api, headers);
         }
     }
 
     fn end_answer(&mut self, complete: bool) {
-        if let Some(placed) = &self.placed {
-            self.answer.end(&self.worker, placed, self.api, complete);
+        if let (Some(placed), Some(pool)) = (&self.placed, self.worker.pool(self.pool)) {
+            self.answer.end(pool, placed, self.api, complete);
         }
     }
 
@@ -242,7 +301,7 @@ impl HttpContext for Http {
         self.hooks.read(&headers);
         self.hooks.at("request_headers");
         // Early header mutation strips them as well; this covers a config without it.
-        for name in [names::ROUTE_HOST, names::ROUTE_FIRST, names::ROUTE_POOL] {
+        for name in names::ROUTE_HEADERS {
             if headers.value(name).is_some() {
                 host::remove_request_header(name);
             }
@@ -276,7 +335,7 @@ impl HttpContext for Http {
         let address = host::property(&["upstream", "address"])
             .and_then(|address| String::from_utf8(address).ok());
         self.worker
-            .learn_host(self.placed.as_ref(), address.as_deref());
+            .learn_host(self.pool, self.placed.as_ref(), address.as_deref());
         let seat = address
             .as_deref()
             .and_then(|address| self.worker.seat_of(address));
@@ -329,7 +388,7 @@ impl HttpContext for Http {
     fn on_log(&mut self) {
         self.hooks.at("log");
         if self.request.is_held() && host::property(&CODE_DETAILS).as_deref() == Some(TOO_LARGE) {
-            self.worker.body_refused(self.buffered);
+            self.worker.body_refused(self.pool, self.buffered);
         }
         self.finish();
     }

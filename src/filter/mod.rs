@@ -7,6 +7,8 @@ mod hooks;
 mod host;
 mod http;
 mod metrics;
+mod polls;
+mod pool;
 mod root;
 mod worker;
 

@@ -1,4 +1,4 @@
-//! The answer of Envoy's admin to `/clusters?format=json` → what it says of one cluster's hosts.
+//! The answer of Envoy's admin to `/clusters?format=json` → what it says of some clusters' hosts.
 //!
 //! Guarantee: any bytes give reports or an error; each address is reported once. Not here: who
 //! asks and when (filter/). Up to about 200 hosts this is the cheapest source (ENVOY.md 2.1).
@@ -31,17 +31,35 @@ impl fmt::Display for HostsError {
 
 impl std::error::Error for HostsError {}
 
-/// The path to poll for one cluster. Envoy before 1.38 ignores the filter and answers all.
+/// Envoy takes requests with 60 KiB of headers; a path is well below that, or asks for all.
+const PATH_BYTES_MAX: usize = 16 * 1024;
+
+/// The path to poll for these clusters. Envoy before 1.38 ignores the filter and answers all.
 #[must_use]
-pub fn clusters_path(cluster: &str) -> String {
-    let mut path = String::from("/clusters?format=json&filter=%5E");
-    push_literal(&mut path, cluster);
+pub fn clusters_path(clusters: &[&str]) -> String {
+    const ALL: &str = "/clusters?format=json";
+    let mut path = format!("{ALL}&filter=%5E");
+    push_any(&mut path, clusters.iter().copied());
     path.push_str("%24");
-    path
+    match path.len() {
+        0..=PATH_BYTES_MAX => path,
+        _ => ALL.to_owned(),
+    }
+}
+
+/// A regular expression in a query for any of these texts.
+pub(super) fn push_any<'t>(path: &mut String, texts: impl ExactSizeIterator<Item = &'t str>) {
+    let several = texts.len() > 1;
+    path.push_str(if several { "(" } else { "" });
+    for (index, text) in texts.enumerate() {
+        path.push_str(if index > 0 { "%7C" } else { "" });
+        push_literal(path, text);
+    }
+    path.push_str(if several { ")" } else { "" });
 }
 
 /// A text that stands for itself in a regular expression in a query.
-pub(super) fn push_literal(path: &mut String, text: &str) {
+fn push_literal(path: &mut String, text: &str) {
     for byte in text.bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' => path.push(char::from(byte)),
@@ -59,30 +77,45 @@ fn push_escaped(path: &mut String, bytes: &[u8]) {
     }
 }
 
-/// Reads the answer's hosts of one cluster, by address.
+/// Reads the answer's hosts of each of these clusters, by address. A cluster that is not in it is
+/// an error of its own; one without hosts is none.
 ///
 /// # Errors
-/// If the bytes are not such an answer or the cluster is not in it. A cluster without hosts is no
-/// error.
-pub fn parse_clusters(bytes: &[u8], cluster: &str) -> Result<Vec<HostReport>, HostsError> {
-    let unreadable = |error: serde_json::Error| HostsError::Unreadable(error.to_string());
+/// If the bytes are not such an answer.
+pub fn parse_clusters(
+    bytes: &[u8],
+    clusters: &[&str],
+) -> Result<Vec<Result<Vec<HostReport>, HostsError>>, HostsError> {
     let answer: Answer<'_> = serde_json::from_slice(bytes).map_err(unreadable)?;
-    let mut clusters = answer.cluster_statuses.into_iter();
-    let found = clusters.find(|status| status.name == cluster);
-    let Some(hosts) = found.ok_or(HostsError::NoCluster)?.host_statuses else {
-        return Ok(Vec::new());
+    let hosts = |cluster: &&str| {
+        let mut statuses = answer.cluster_statuses.iter();
+        let found = statuses.find(|status| status.name == *cluster);
+        found.ok_or(HostsError::NoCluster)?.hosts()
     };
-    let hosts: Vec<HostStatus<'_>> = serde_json::from_str(hosts.get()).map_err(unreadable)?;
-    let mut found: BTreeMap<String, Found> = BTreeMap::new();
-    for (address, host) in hosts.iter().filter_map(HostStatus::found) {
-        match found.get_mut(&address) {
-            Some(other) => other.merge(host),
-            None => {
-                found.insert(address, host);
+    Ok(clusters.iter().map(hosts).collect())
+}
+
+fn unreadable(error: serde_json::Error) -> HostsError {
+    HostsError::Unreadable(error.to_string())
+}
+
+impl ClusterStatus<'_> {
+    fn hosts(&self) -> Result<Vec<HostReport>, HostsError> {
+        let Some(hosts) = self.host_statuses else {
+            return Ok(Vec::new());
+        };
+        let hosts: Vec<HostStatus<'_>> = serde_json::from_str(hosts.get()).map_err(unreadable)?;
+        let mut found: BTreeMap<String, Found> = BTreeMap::new();
+        for (address, host) in hosts.iter().filter_map(HostStatus::found) {
+            match found.get_mut(&address) {
+                Some(other) => other.merge(host),
+                None => {
+                    found.insert(address, host);
+                }
             }
         }
+        Ok(reports(found))
     }
-    Ok(reports(found))
 }
 
 /// What the answer says of one host.

@@ -1,6 +1,6 @@
 //! What to ask Envoy's admin next, and what its answers add up to.
 //!
-//! Guarantee: whatever was asked, an answer gives the whole list of a cluster's hosts or an error.
+//! Guarantee: whatever was asked, an answer gives the whole list of each cluster's hosts or an error.
 //! Not here: the asking (filter/), the form of the list (hosts/clusters.rs).
 //!
 //! Envoy makes the list on its main thread: 50 ms for 1,000 hosts (ENVOY.md 2.1). Its gauges of
@@ -17,14 +17,19 @@ const LISTED_HOSTS_MAX: usize = 200;
 /// (weights, zones, a host that starts to drain) is at most so old.
 const LIST_EVERY_MS: u64 = 10_000;
 
-/// One cluster's hosts, as Envoy's admin tells them.
+/// The hosts of some clusters, as one Envoy's admin tells them.
 #[derive(Debug)]
 pub struct AdminSource {
-    cluster: String,
-    known: Vec<HostReport>,
+    clusters: Vec<Cluster>,
     /// When the list is due although nothing seems to change.
     list_at_ms: u64,
     asked: Question,
+}
+
+#[derive(Debug)]
+struct Cluster {
+    name: String,
+    known: Vec<HostReport>,
     /// Whether Envoy has gauges of single hosts: `track_cluster_stats` in the cluster's config.
     has_gauges: bool,
 }
@@ -36,54 +41,86 @@ enum Question {
 }
 
 impl AdminSource {
-    /// The hosts of the cluster of this name.
+    /// The hosts of the clusters of these names.
     #[must_use]
-    pub fn new(cluster: &str) -> Self {
-        Self {
-            cluster: cluster.to_owned(),
+    pub fn new<'n>(clusters: impl IntoIterator<Item = &'n str>) -> Self {
+        let cluster = |name: &str| Cluster {
+            name: name.to_owned(),
             known: Vec::new(),
+            has_gauges: true,
+        };
+        Self {
+            clusters: clusters.into_iter().map(cluster).collect(),
             list_at_ms: 0,
             asked: Question::List,
-            has_gauges: true,
         }
     }
 
     /// The path of the next question.
     pub fn ask(&mut self, now_ms: u64) -> String {
-        let is_large = self.known.len() > LISTED_HOSTS_MAX;
-        self.asked = if is_large && self.has_gauges && now_ms < self.list_at_ms {
+        let hosts: usize = self
+            .clusters
+            .iter()
+            .map(|cluster| cluster.known.len())
+            .sum();
+        let has_gauges = self.clusters.iter().all(|cluster| cluster.has_gauges);
+        self.asked = if hosts > LISTED_HOSTS_MAX && has_gauges && now_ms < self.list_at_ms {
             Question::Gauges
         } else {
             self.list_at_ms = now_ms.saturating_add(LIST_EVERY_MS);
             Question::List
         };
         match self.asked {
-            Question::List => clusters_path(&self.cluster),
-            Question::Gauges => gauges_path(&self.cluster),
+            Question::List => clusters_path(&self.names()),
+            Question::Gauges => gauges_path(&self.names()),
         }
     }
 
-    /// The hosts after the answer to the last question.
+    fn names(&self) -> Vec<&str> {
+        self.clusters
+            .iter()
+            .map(|cluster| cluster.name.as_str())
+            .collect()
+    }
+
+    /// The hosts of each cluster after the answer to the last question. A cluster of which it says
+    /// nothing is an error of its own; what was known of it stays known.
     ///
     /// # Errors
-    /// If the answer says nothing of the cluster's hosts; what was known stays known.
-    pub fn answer(&mut self, bytes: &[u8]) -> Result<Vec<HostReport>, HostsError> {
-        match self.asked {
-            Question::List => self.known = parse_clusters(bytes, &self.cluster)?,
-            Question::Gauges => self.read_gauges(bytes)?,
+    /// If the answer cannot be read.
+    pub fn answer(
+        &mut self,
+        bytes: &[u8],
+    ) -> Result<Vec<Result<Vec<HostReport>, HostsError>>, HostsError> {
+        if self.asked == Question::List {
+            let found = parse_clusters(bytes, &self.names())?;
+            for (cluster, found) in self.clusters.iter_mut().zip(&found) {
+                if let Ok(found) = found {
+                    cluster.known.clone_from(found);
+                }
+            }
+            return Ok(found);
         }
-        Ok(self.known.clone())
-    }
-
-    fn read_gauges(&mut self, bytes: &[u8]) -> Result<(), HostsError> {
         let unreadable = |_| HostsError::Unreadable("statistics that are not text".into());
         let text = std::str::from_utf8(bytes).map_err(unreadable)?;
-        let gauges = gauges_of(&self.cluster, text);
-        if gauges.is_empty() {
+        for cluster in &mut self.clusters {
+            if cluster.read_gauges(text) {
+                self.list_at_ms = 0;
+            }
+        }
+        let known = self.clusters.iter();
+        Ok(known.map(|cluster| Ok(cluster.known.clone())).collect())
+    }
+}
+
+impl Cluster {
+    /// Takes in the gauges; whether the list is due.
+    fn read_gauges(&mut self, text: &str) -> bool {
+        let gauges = gauges_of(&self.name, text);
+        if gauges.is_empty() && !self.known.is_empty() {
             // Not an error: this Envoy keeps no such gauges, so its list has to do.
             self.has_gauges = false;
-            self.list_at_ms = 0;
-            return Ok(());
+            return true;
         }
         let mut changed = gauges.len() != self.known.len();
         for host in &mut self.known {
@@ -101,10 +138,7 @@ impl AdminSource {
             changed |= state != host.state;
             host.state = state;
         }
-        if changed {
-            self.list_at_ms = 0;
-        }
-        Ok(())
+        changed
     }
 }
 
@@ -149,9 +183,10 @@ fn in_stats(name: &str) -> String {
     name.replace(':', "_")
 }
 
-fn gauges_path(cluster: &str) -> String {
+fn gauges_path(clusters: &[&str]) -> String {
     let mut path = String::from("/stats?filter=%5Ecluster%5C.");
-    super::clusters::push_literal(&mut path, &in_stats(cluster));
+    let names: Vec<String> = clusters.iter().map(|name| in_stats(name)).collect();
+    super::clusters::push_any(&mut path, names.iter().map(String::as_str));
     path.push_str("%5C.endpoint%5C..*%5C.(healthy%7Crq_active)%24");
     path
 }

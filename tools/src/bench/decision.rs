@@ -349,6 +349,8 @@ fn native(args: &DecisionArgs, hosts: usize, bodies: &[Vec<u8>]) -> Result<Parts
         bounds,
         rejects: false,
         slow_start_ms: 0,
+        share: 1.0,
+        observes: false,
     };
     let router = Router::new("engines", rules);
     for cell in [&store.reads, &store.writes, &store.bytes] {

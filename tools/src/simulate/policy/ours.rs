@@ -55,6 +55,8 @@ impl Ours {
             rejects: false,
             // The study's hosts take their share at once.
             slow_start_ms: 0,
+            share: 1.0,
+            observes: false,
         };
         let mut ours = Self {
             router: Router::new("pool", start.rules.unwrap_or(rules)),
