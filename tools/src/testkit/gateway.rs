@@ -20,6 +20,12 @@ const PLAIN: &str = "envoy/envoy.yaml";
 const EDS: &str = "envoy/envoy-eds.yaml";
 /// The cluster of the engines in both.
 const CLUSTER: &str = "engines";
+/// The file with two pools, whose clusters are [`DEFAULT_POOL`] and [`OTHER_POOL`].
+const POOLS: &str = "envoy/pools.yaml";
+/// The pool whose cluster the file's last route leads to.
+pub const DEFAULT_POOL: &str = "llama";
+/// The pool that the header leads to.
+pub const OTHER_POOL: &str = "qwen";
 /// The filter's poll: as often as it may, so that tests wait little.
 const POLL_MS: u64 = 100;
 /// How often engines are asked for their health.
@@ -27,11 +33,31 @@ const CHECK_EVERY: &str = "0.25s";
 /// The filter's first poll comes with its first tick; busy machines take longer.
 const SETTLE_LIMIT: Duration = Duration::from_secs(20);
 
+/// A pool of a gateway to be started.
+struct PoolPlan {
+    cluster: &'static str,
+    hosts: Vec<SocketAddr>,
+    options: Value,
+}
+
+impl PoolPlan {
+    fn new(cluster: &'static str, hosts: Vec<SocketAddr>) -> Self {
+        let options = json!({
+            "cluster": cluster,
+            "hosts": {"admin_cluster": "envoy_admin", "poll_ms": POLL_MS},
+        });
+        Self {
+            cluster,
+            hosts,
+            options,
+        }
+    }
+}
+
 /// A gateway to be started.
 pub struct GatewayPlan {
-    hosts: Vec<SocketAddr>,
+    pools: Vec<PoolPlan>,
     file: String,
-    pool: Value,
     config: Value,
     edits: Vec<Box<dyn FnOnce(Plan) -> Plan>>,
 }
@@ -51,10 +77,22 @@ impl GatewayPlan {
         self
     }
 
-    /// Options of the filter's only pool, beside its cluster and host source.
+    /// Options of the filter's first pool, beside its cluster and host source.
     #[must_use]
-    pub fn pool(mut self, options: Value) -> Self {
-        merge(&mut self.pool, options);
+    pub fn pool(self, options: Value) -> Self {
+        self.pool_at(0, options)
+    }
+
+    /// The same of its second pool.
+    #[must_use]
+    pub fn other_pool(self, options: Value) -> Self {
+        self.pool_at(1, options)
+    }
+
+    fn pool_at(mut self, place: usize, options: Value) -> Self {
+        if let Some(pool) = self.pools.get_mut(place) {
+            merge(&mut pool.options, options);
+        }
         self
     }
 
@@ -89,14 +127,24 @@ impl GatewayPlan {
         self
     }
 
+    /// The filter's configuration, as it is given to Envoy.
+    #[must_use]
+    pub fn filter_config(&self) -> Value {
+        let pools: Vec<&Value> = self.pools.iter().map(|pool| &pool.options).collect();
+        let mut config = self.config.clone();
+        merge(&mut config, json!({ "pools": pools }));
+        config
+    }
+
     /// Starts Envoy and waits until it serves, whatever the filter knows by then.
     pub async fn start_unsettled(self) -> Result<Gateway> {
-        let mut config = self.config;
-        merge(&mut config, json!({"pools": [self.pool]}));
-        let mut plan = Plan::load(&self.file)?
-            .hosts(CLUSTER, &self.hosts)
-            .edit_cluster(CLUSTER, check_often)
-            .filter_config(&config);
+        let config = self.filter_config();
+        let mut plan = Plan::load(&self.file)?.filter_config(&config);
+        for pool in &self.pools {
+            plan = plan
+                .hosts(pool.cluster, &pool.hosts)
+                .edit_cluster(pool.cluster, check_often);
+        }
         for edit in self.edits {
             plan = edit(plan);
         }
@@ -107,7 +155,7 @@ impl GatewayPlan {
 
     /// Starts Envoy and waits until the filter knows every engine.
     pub async fn start(self) -> Result<Gateway> {
-        let count = self.hosts.len();
+        let count = self.pools.iter().map(|pool| pool.hosts.len()).sum();
         let gateway = self.start_unsettled().await?;
         gateway.wait_hosts("usable", count, SETTLE_LIMIT).await?;
         Ok(gateway)
@@ -129,16 +177,40 @@ impl Gateway {
     /// A gateway in front of these addresses, listed in this order.
     #[must_use]
     pub fn at(hosts: impl IntoIterator<Item = SocketAddr>) -> GatewayPlan {
+        let hosts = hosts.into_iter().collect();
         GatewayPlan {
-            hosts: hosts.into_iter().collect(),
+            pools: vec![PoolPlan::new(CLUSTER, hosts)],
             file: PLAIN.to_owned(),
-            pool: json!({
-                "cluster": CLUSTER,
-                "hosts": {"admin_cluster": "envoy_admin", "poll_ms": POLL_MS},
-            }),
             config: json!({}),
             edits: Vec::new(),
         }
+    }
+
+    /// A gateway in front of the engines of two pools, the first of which is the default, with the
+    /// models that the file gives them.
+    #[must_use]
+    pub fn of_two<'a>(
+        first: impl IntoIterator<Item = &'a MockEngine>,
+        second: impl IntoIterator<Item = &'a MockEngine>,
+    ) -> GatewayPlan {
+        let first = first.into_iter().map(MockEngine::address).collect();
+        let second = second.into_iter().map(MockEngine::address).collect();
+        let pools = vec![
+            PoolPlan::new(DEFAULT_POOL, first),
+            PoolPlan::new(OTHER_POOL, second),
+        ];
+        let plan = GatewayPlan {
+            pools,
+            file: POOLS.to_owned(),
+            config: json!({}),
+            edits: Vec::new(),
+        };
+        plan.pool(json!({
+            "default": true,
+            "models": ["llama-70b", "llama-70b-lora-*"],
+            "components": ["llama-component"],
+        }))
+        .other_pool(json!({"models": ["qwen-*"], "components": ["qwen-component"]}))
     }
 
     /// The Envoy.

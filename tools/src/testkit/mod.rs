@@ -18,8 +18,8 @@ pub use hyper::Method;
 pub use browser::{Browser, Tab};
 pub use client::{Answer, Body, Client, Connection, Piece, Protocol, Request, Running};
 pub use engine::{Behaviour, ENGINE_HEADER, MockEngine, Recorded, SCRIPT_HEADER, SHA_HEADER};
-pub use gateway::{Gateway, GatewayPlan, admin_page};
-pub use prompt::{ask, chat, chat_turns, words};
+pub use gateway::{DEFAULT_POOL, Gateway, GatewayPlan, OTHER_POOL, admin_page};
+pub use prompt::{ask, chat, chat_turns, for_model, words};
 pub use traffic::{Traffic, TrafficPlan, TrafficReport, prompt_of};
 
 /// How often [`eventually`] looks: often enough that no test is slow because of it.

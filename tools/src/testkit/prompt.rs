@@ -37,6 +37,16 @@ pub fn ask(text: &str) -> Vec<u8> {
         .into_bytes()
 }
 
+/// The same body for another model.
+#[must_use]
+pub fn for_model(body: &[u8], model: &str) -> Vec<u8> {
+    let mut body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    if let Some(fields) = body.as_object_mut() {
+        fields.insert("model".to_owned(), json!(model));
+    }
+    body.to_string().into_bytes()
+}
+
 /// A chat completion body of a conversation: user, assistant, user, … after the system prompt.
 #[must_use]
 pub fn chat_turns(system: &str, turns: &[&str]) -> Vec<u8> {
