@@ -12,6 +12,7 @@ use serde_json::json;
 use tools::testkit::{
     Gateway, MockEngine, Protocol, Request, admin_page, chat, eventually, prompt_of, words,
 };
+use tools::turnover::{TurnoverArgs, turnover};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -250,4 +251,17 @@ async fn five_hundred_hosts_are_all_used_and_each_prefix_keeps_its_own() {
     });
     assert!(shown.await, "the decisions were not measured");
     gateway.quiet().await.unwrap();
+}
+
+#[tokio::test]
+async fn hosts_that_are_always_new_leave_nothing_behind_that_grows() {
+    let args = TurnoverArgs {
+        addresses: 2000,
+        hosts: 100,
+        json: false,
+    };
+    let report = turnover(&args).await.unwrap();
+    println!("{report}");
+    assert!(report.faults().is_empty(), "{report}");
+    assert!(report.hosts_with_series > 200, "{report}");
 }

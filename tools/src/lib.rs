@@ -25,4 +25,5 @@ pub mod setup;
 pub mod simulate;
 pub mod soak;
 pub mod testkit;
+pub mod turnover;
 pub mod workload;

@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tools::{bench, check, churn, demo, engine, explain, live, load, setup, simulate, soak};
+use tools::{
+    bench, check, churn, demo, engine, explain, live, load, setup, simulate, soak, turnover,
+};
 
 /// Prefix-aware routing for LLM engines behind Envoy: set up, try, measure, explain
 #[derive(Parser)]
@@ -35,6 +37,8 @@ enum Command {
     Setup(setup::SetupArgs),
     /// Send a workload to any URL, open loop, and measure what comes back
     Load(Box<load::LoadArgs>),
+    /// Replace all hosts by new addresses, again and again, and watch that nothing grows
+    Turnover(turnover::TurnoverArgs),
     /// Run a real Envoy and the filter through every way a request can end, and count
     Soak(soak::SoakArgs),
 }
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
         Command::Setup(args) => setup::run(&args),
         Command::Load(args) => load::run(&args),
         Command::Soak(args) => soak::run(&args),
+        Command::Turnover(args) => turnover::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
