@@ -10,7 +10,7 @@
 use crate::store::Store;
 
 /// What the shared-data keys of leases begin with; the number is the layout's version.
-const LEASE_KEY: &str = "prefix_router.1.lease";
+const LEASE_KEY: &str = "prefix_router.2.lease";
 /// The lease of what is kept once for all pools.
 pub const OF_LOADS: &str = "loads";
 
@@ -20,42 +20,67 @@ pub fn of_pool(pool: &str) -> String {
     format!("pool.{pool}")
 }
 
-/// Takes or renews the lease of this name for `owner` until `now_ms + lease_ms`; whether it is
-/// held now.
-///
-/// An owner is a number that no other VM uses, and larger than those of older ones. A store that
-/// fails grants nothing.
-pub fn take(store: &impl Store, name: &str, owner: u64, now_ms: u64, lease_ms: u64) -> bool {
+/// Who asks for a lease.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner {
+    /// A number that no other VM uses, and larger than those of older ones.
+    pub id: u64,
+    /// What it would do with the lease, as a number; equal for all VMs of one configuration.
+    pub purpose: u64,
+}
+
+/// What came of asking for a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lease {
+    /// It is held until `now_ms + lease_ms`.
+    Held,
+    /// Another VM does what this one would.
+    Elsewhere,
+    /// A younger VM does something else under this name.
+    Rivalled,
+}
+
+/// Takes or renews the lease of this name until `now_ms + lease_ms`. A store that fails grants
+/// nothing.
+pub fn take(store: &impl Store, name: &str, own: Owner, now_ms: u64, lease_ms: u64) -> Lease {
     let key = format!("{LEASE_KEY}.{name}");
     let Ok(seen) = store.read(&key) else {
-        return false;
+        return Lease::Elsewhere;
     };
     // The distance, not an end: with the clock set back, that could be hours away, and a holder
     // that stopped just then would be waited for.
     let is_held = |held: Held| now_ms.abs_diff(held.taken_ms) < held.lease_ms;
     let held = seen.value.as_deref().and_then(Held::decode);
-    if held.is_some_and(|held| held.owner > owner && is_held(held)) {
-        return false;
+    if let Some(held) = held.filter(|held| held.owner > own.id && is_held(*held)) {
+        return match held.purpose == own.purpose {
+            true => Lease::Elsewhere,
+            false => Lease::Rivalled,
+        };
     }
     let held = Held {
-        owner,
+        owner: own.id,
+        purpose: own.purpose,
         taken_ms: now_ms,
         lease_ms,
     };
-    store.write(&key, &held.encode(), Some(seen.cas)).is_ok()
+    match store.write(&key, &held.encode(), Some(seen.cas)) {
+        Ok(()) => Lease::Held,
+        Err(_) => Lease::Elsewhere,
+    }
 }
 
 /// Who has a lease since when, and for how long.
 #[derive(Clone, Copy)]
 struct Held {
     owner: u64,
+    purpose: u64,
     taken_ms: u64,
     lease_ms: u64,
 }
 
 impl Held {
     fn encode(self) -> Vec<u8> {
-        let numbers = [self.owner, self.taken_ms, self.lease_ms];
+        let numbers = [self.owner, self.purpose, self.taken_ms, self.lease_ms];
         numbers.map(u64::to_le_bytes).concat()
     }
 
@@ -64,6 +89,7 @@ impl Held {
         let mut next = || numbers.next().flatten().map(u64::from_le_bytes);
         Some(Self {
             owner: next()?,
+            purpose: next()?,
             taken_ms: next()?,
             lease_ms: next()?,
         })
@@ -77,10 +103,15 @@ mod tests {
 
     const LEASE: u64 = 500;
 
+    fn takes(store: &MemoryStore, name: &str, id: u64, now_ms: u64) -> bool {
+        let own = Owner { id, purpose: 7 };
+        take(store, name, own, now_ms, LEASE) == Lease::Held
+    }
+
     #[test]
     fn one_holder_at_a_time_and_another_when_it_stops() {
         let store = MemoryStore::new();
-        let take = |owner, now_ms| take(&store, "pool.llm", owner, now_ms, LEASE);
+        let take = |id, now_ms| takes(&store, "pool.llm", id, now_ms);
         assert!(take(2, 1000));
         assert!(!take(1, 1400));
         assert!(take(2, 1400));
@@ -91,7 +122,7 @@ mod tests {
     #[test]
     fn a_younger_one_takes_over_at_once_and_keeps_it() {
         let store = MemoryStore::new();
-        let take = |owner, now_ms| take(&store, "pool.llm", owner, now_ms, LEASE);
+        let take = |id, now_ms| takes(&store, "pool.llm", id, now_ms);
         assert!(take(1, 1000));
         assert!(take(2, 1001));
         assert!(!take(1, 1002));
@@ -101,16 +132,30 @@ mod tests {
     #[test]
     fn each_pool_has_a_holder_of_its_own() {
         let store = MemoryStore::new();
-        assert!(take(&store, &of_pool("llm"), 2, 1000, LEASE));
-        assert!(take(&store, &of_pool("loads"), 1, 1000, LEASE));
-        assert!(take(&store, OF_LOADS, 1, 1000, LEASE));
-        assert!(!take(&store, &of_pool("llm"), 1, 1000, LEASE));
+        assert!(takes(&store, &of_pool("llm"), 2, 1000));
+        assert!(takes(&store, &of_pool("loads"), 1, 1000));
+        assert!(takes(&store, OF_LOADS, 1, 1000));
+        assert!(!takes(&store, &of_pool("llm"), 1, 1000));
+    }
+
+    #[test]
+    fn who_wants_it_for_something_else_is_told_so_by_the_younger_one() {
+        let store = MemoryStore::new();
+        let take = |id, purpose, now_ms| {
+            let own = Owner { id, purpose };
+            take(&store, "pool.llm", own, now_ms, LEASE)
+        };
+        assert_eq!(take(1, 7, 1000), Lease::Held);
+        assert_eq!(take(2, 8, 1001), Lease::Held);
+        assert_eq!(take(1, 7, 1002), Lease::Rivalled);
+        assert_eq!(take(1, 8, 1003), Lease::Elsewhere);
+        assert_eq!(take(1, 7, 1600), Lease::Held);
     }
 
     #[test]
     fn a_clock_that_is_set_back_makes_nobody_wait() {
         let store = MemoryStore::new();
-        let take = |owner, now_ms| take(&store, "pool.llm", owner, now_ms, LEASE);
+        let take = |id, now_ms| takes(&store, "pool.llm", id, now_ms);
         assert!(take(2, 1_000_000));
         // The holder goes on; and where it stopped just then, it is not waited for.
         assert!(take(2, 1000));
@@ -124,6 +169,6 @@ mod tests {
         let store = MemoryStore::new();
         let key = format!("{LEASE_KEY}.{OF_LOADS}");
         store.write(&key, b"short", None).unwrap();
-        assert!(take(&store, OF_LOADS, 1, 1000, LEASE));
+        assert!(takes(&store, OF_LOADS, 1, 1000));
     }
 }

@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use prefix_router::names::HOSTS;
+use prefix_router::names::{HOST_SOURCE_ERRORS, HOSTS};
 use serde_json::{Value, json};
 use tools::harness::Plan;
 use tools::testkit::{
@@ -113,6 +113,40 @@ async fn two_listeners_with_pools_of_their_own_both_find_their_hosts_and_keep_th
         stream.finish().await.unwrap();
     }
     gateway.quiet().await.unwrap();
+}
+
+#[tokio::test]
+async fn one_name_for_two_clusters_is_said_and_counted_and_no_request_meets_the_wrong_one() {
+    let engines = MockEngine::start_many(4).await.unwrap();
+    let second: Vec<SocketAddr> = engines[2..].iter().map(MockEngine::address).collect();
+    let gateway = Gateway::of(&engines[..2])
+        .pool(json!({"name": "llm"}))
+        .edit(move |plan| {
+            plan.edit(move |envoy| {
+                add_listener(envoy, &second);
+                Ok(())
+            })
+        })
+        .start_unsettled()
+        .await
+        .unwrap();
+    let line = gateway.envoy().wait_for_log("different names", SOON).await;
+    assert!(line.unwrap().contains("pool llm"));
+    let labels = [("pool", "llm")];
+    let counted = gateway.envoy();
+    counted
+        .wait_until_metric(HOST_SOURCE_ERRORS, &labels, |found| found >= 2.0, SOON)
+        .await
+        .unwrap();
+    let address = gateway.envoy().listener("second").unwrap();
+    for (address, own) in [(gateway.address(), &engines[..2]), (address, &engines[2..])] {
+        let client = Client::new(address, Protocol::Http1);
+        for n in 0..20 {
+            let request = Request::chat(ask(&format!("question {n}")));
+            let host = client.host(request).await.unwrap();
+            assert!(own.iter().any(|engine| engine.name() == host), "{host}");
+        }
+    }
 }
 
 #[tokio::test]

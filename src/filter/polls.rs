@@ -6,7 +6,8 @@
 
 use std::cell::{Cell, RefCell};
 
-use log::{info, warn};
+use log::{error, info, warn};
+use xxhash_rust::xxh64::xxh64;
 
 use super::host::{self, Shared};
 use super::pool::Pool;
@@ -14,7 +15,7 @@ use super::worker::Worker;
 use crate::config::HostSource;
 use crate::fleet::Fleet;
 use crate::hosts::{AdminSource, HostReport};
-use crate::lease;
+use crate::lease::{self, Lease, Owner};
 use crate::load;
 
 /// An answer of the admin later than this is a lost one.
@@ -114,9 +115,22 @@ impl Polls {
             HostSource::Admin { poll_ms, .. } => u64::from(*poll_ms),
             HostSource::Static(_) | HostSource::Learned => LIST_MS,
         };
-        let lease = lease::of_pool(&pool.config.name);
-        let lease_ms = poll_ms * LEASE_POLLS;
-        lease::take(&Shared, &lease, self.owner, now_ms, lease_ms)
+        let own = Owner {
+            id: self.owner,
+            purpose: xxh64(pool.config.cluster.as_bytes(), 0),
+        };
+        let name = lease::of_pool(&pool.config.name);
+        let lease = lease::take(&Shared, &name, own, now_ms, poll_ms * LEASE_POLLS);
+        let was_rivalled = pool.is_rivalled.replace(lease == Lease::Rivalled);
+        if lease == Lease::Rivalled && !was_rivalled {
+            let (name, cluster) = (&pool.config.name, &pool.config.cluster);
+            error!(
+                "pool {name}: a younger configuration in this Envoy gives this name to another \
+                 cluster than {cluster}, and its hosts count; pools of different clusters need \
+                 different names"
+            );
+        }
+        lease == Lease::Held
     }
 
     /// Polls and applies what is due of the pools that this VM holds.
@@ -125,6 +139,8 @@ impl Polls {
         if now_ms.abs_diff(self.listed_ms.get()) >= LIST_MS {
             self.listed_ms.set(now_ms);
             held.iter().for_each(|pool| self.apply_list(worker, pool));
+            let rivalled = worker.pools.iter().filter(|pool| pool.is_rivalled.get());
+            rivalled.for_each(|pool| pool.metrics.source_error());
         }
         for admin in &self.admins {
             let is_held = |pool: &Pool| held.iter().any(|held| std::ptr::eq(*held, pool));

@@ -3,7 +3,7 @@
 //! Guarantee: what pools learn, count and keep never mixes; nothing here is borrowed while the proxy
 //! is called back. Not here: which pool serves a request (worker.rs).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
@@ -48,6 +48,8 @@ pub struct Pool {
     zone: String,
     /// Its engines that are silent, while this VM polls for them.
     pub stalls: RefCell<Stalls>,
+    /// Whether a younger configuration means another cluster by the pool's name.
+    pub is_rivalled: Cell<bool>,
     view: RefCell<Rc<View>>,
     reporting: RefCell<Reporting>,
 }
@@ -62,6 +64,7 @@ impl Pool {
             discovery: (pool.hosts == HostSource::Learned).then(|| Discovery::new(&pool.name)),
             zone: zone_of(pool),
             stalls: RefCell::default(),
+            is_rivalled: Cell::default(),
             view: RefCell::default(),
             reporting: RefCell::default(),
             config: pool.clone(),

@@ -18,7 +18,7 @@ use super::pool::Pool;
 use super::worker::Worker;
 use crate::config::Config;
 use crate::fleet;
-use crate::lease;
+use crate::lease::{self, Lease, Owner};
 use crate::load::{FAILURES_HALVE_MS, NO_CHANGES};
 use crate::names;
 use crate::prefix::HASH_FORMAT;
@@ -82,7 +82,11 @@ impl Root {
     /// Takes back what stopped VMs left, and lets the failures of all pools fade, if this VM holds
     /// the lease and it is time.
     fn keep_loads(&self, worker: &Worker, now_ms: u64) {
-        if !lease::take(&Shared, lease::OF_LOADS, self.owner, now_ms, LOADS_LEASE_MS) {
+        let own = Owner {
+            id: self.owner,
+            purpose: 0,
+        };
+        if lease::take(&Shared, lease::OF_LOADS, own, now_ms, LOADS_LEASE_MS) != Lease::Held {
             return;
         }
         for (pool, requests) in fleet::take_back(&Shared, &worker.ledger) {
