@@ -157,3 +157,21 @@ fn every_filter_of_a_stream_of_documents_is_checked() {
     let text = format!("{}\n---\nkind: Other\n---\n{}", shipped(), shipped());
     assert_eq!(check(&text).unwrap().len(), 2);
 }
+
+#[test]
+fn a_pool_that_no_route_leads_to_its_cluster_is_an_error() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let text = std::fs::read_to_string(root.join("envoy/pools.yaml")).unwrap();
+    for (from, to, expected) in [
+        ("exact: qwen", "exact: other", "no route leads to pool qwen"),
+        (
+            "route: { cluster: qwen,",
+            "route: { cluster: llama,",
+            "the route of pool qwen leads to cluster llama; expected qwen",
+        ),
+    ] {
+        assert!(text.contains(from));
+        let error = single(&text.replace(from, to)).error.unwrap();
+        assert!(error.contains(expected), "{error}");
+    }
+}

@@ -2,7 +2,8 @@
 //!
 //! Guarantee: every option is told, whether it was set or not. Not here: what is valid.
 
-use prefix_router::config::{Config, DebugHeaders, HostSource, Pool, Routing};
+use prefix_router::config::{Config, DebugHeaders, HostSource, Mode, Pool, Routing};
+use prefix_router::names;
 use prefix_router::payload::{CacheKey, Tools};
 
 const KIB: u32 = 1024;
@@ -12,6 +13,8 @@ pub(super) fn of(config: &Config) -> Vec<String> {
     let mut lines = Vec::new();
     for pool in &config.pools {
         lines.push(format!("pool {}: cluster {}", pool.name, pool.cluster));
+        lines.push(row("route", &route(pool)));
+        lines.push(row("mode", &mode(pool)));
         lines.push(row("hosts", &hosts(&pool.hosts)));
         lines.push(row("routing", &routing(pool)));
         lines.push(row("limit", &limit(pool)));
@@ -57,6 +60,24 @@ pub(super) fn of(config: &Config) -> Vec<String> {
 
 fn row(label: &str, text: &str) -> String {
     format!("  {label:<14} {text}")
+}
+
+fn route(pool: &Pool) -> String {
+    match pool.default {
+        true => "Envoy's own; what no other pool takes".into(),
+        false => format!("the one that matches {}: {}", names::ROUTE_POOL, pool.name),
+    }
+}
+
+fn mode(pool: &Pool) -> String {
+    let mode = match pool.mode {
+        Mode::On => "on: hosts are chosen",
+        Mode::Observe => "observe: decided and counted, Envoy chooses the host",
+    };
+    match pool.share {
+        1.0 => mode.into(),
+        share => format!("{mode}; for {} % of keys", share * 100.0),
+    }
 }
 
 fn hosts(source: &HostSource) -> String {

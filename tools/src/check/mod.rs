@@ -30,7 +30,7 @@ pub struct CheckArgs {
 pub struct Finding {
     /// Where it stands in the file, as a JSON Pointer; empty if it is the whole file.
     pub place: String,
-    /// Why the filter refuses it.
+    /// Why the filter refuses it, or why requests of a pool do not reach its cluster.
     pub error: Option<String>,
     /// What it means, in words.
     pub meaning: Vec<String>,
@@ -56,7 +56,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
         findings.iter().for_each(print);
     }
     if invalid > 0 {
-        bail!("{name}: the filter refuses this configuration");
+        bail!("{name}: this configuration does not work");
     }
     Ok(())
 }
@@ -156,6 +156,7 @@ fn judge_found(document: &Value, found: surroundings::Found<'_>) -> Finding {
     let mut finding = judge(text, found.place);
     if let Ok(config) = Config::parse(text.as_bytes()) {
         finding.warnings = surroundings::warnings(document, found.filter, &config);
+        finding.error = surroundings::lost_pool(document, &config);
     }
     finding
 }

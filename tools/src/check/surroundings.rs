@@ -4,7 +4,7 @@
 //! of Envoy's config, is not warned of what other parts may hold. Not here: the configuration
 //! itself.
 
-use prefix_router::config::{Config, HostSource};
+use prefix_router::config::{Config, HostSource, Pool};
 use prefix_router::names;
 use serde_json::Value;
 
@@ -120,6 +120,53 @@ pub(super) fn warnings(document: &Value, filter: &Value, config: &Config) -> Vec
         warnings.extend(bootstrap_warnings(document, config));
     }
     warnings
+}
+
+/// Why requests of a pool do not reach its cluster, if the file has the routes.
+pub(super) fn lost_pool(document: &Value, config: &Config) -> Option<String> {
+    let mut routes = Vec::new();
+    visit(document, &mut String::new(), DEPTH_MAX, &mut |value, _| {
+        if let (Some(found), Some(route)) = (value.get("match"), value.get("route")) {
+            routes.push((found, route));
+        }
+    });
+    if document.get("static_resources").is_none() || routes.is_empty() {
+        return None;
+    }
+    let named = config.pools.iter().filter(|pool| !pool.default);
+    named.filter_map(|pool| lost(&routes, pool)).next()
+}
+
+/// The same of one pool that the header leads to.
+fn lost(routes: &[(&Value, &Value)], pool: &Pool) -> Option<String> {
+    let (name, cluster) = (pool.name.as_str(), pool.cluster.as_str());
+    let headers = |found: &Value| -> Vec<Value> {
+        let headers = found.get("headers").and_then(Value::as_array);
+        let mut headers = headers.cloned().unwrap_or_default();
+        headers.retain(|header| header.get("name") == Some(&Value::from(names::ROUTE_POOL)));
+        headers
+    };
+    let leads = |header: &Value| {
+        let exact = header
+            .pointer("/string_match/exact")
+            .and_then(Value::as_str);
+        exact == Some(name) || header.get("present_match") == Some(&Value::Bool(true))
+    };
+    let mut matching = routes.iter();
+    let Some((_, route)) = matching.find(|(found, _)| headers(found).iter().any(leads)) else {
+        return Some(format!(
+            "no route leads to pool {name}: add one that matches {}: {name} exactly, to cluster \
+             {cluster}, as in envoy/pools.yaml",
+            names::ROUTE_POOL
+        ));
+    };
+    let reached = match route.get("cluster").and_then(Value::as_str) {
+        Some(reached) => reached,
+        // By the header itself.
+        None => name,
+    };
+    (reached != cluster)
+        .then(|| format!("the route of pool {name} leads to cluster {reached}; expected {cluster}"))
 }
 
 fn own_warnings(filter: &Value) -> Vec<String> {
