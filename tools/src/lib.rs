@@ -21,6 +21,7 @@ pub mod live;
 pub mod load;
 pub mod page;
 pub mod report;
+pub mod scale;
 pub mod setup;
 pub mod simulate;
 pub mod soak;

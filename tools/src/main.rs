@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tools::{
-    bench, check, churn, demo, engine, explain, live, load, setup, simulate, soak, turnover,
+    bench, check, churn, demo, engine, explain, live, load, scale, setup, simulate, soak, turnover,
 };
 
 /// Prefix-aware routing for LLM engines behind Envoy: set up, try, measure, explain
@@ -33,6 +33,8 @@ enum Command {
     Engine(Box<engine::EngineArgs>),
     /// Say how a request is read and routed, where two differ, or what a log's prompts share
     Explain(Box<explain::ExplainArgs>),
+    /// Add a host and remove one under a workload; count what moves and what the caches lose
+    Scale(scale::ScaleArgs),
     /// Make this machine ready: a Rust for wasm, an Envoy, and the filter
     Setup(setup::SetupArgs),
     /// Send a workload to any URL, open loop, and measure what comes back
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Simulate(args) => simulate::run(*args),
         Command::Engine(args) => engine::run(*args),
         Command::Explain(args) => explain::run(&args),
+        Command::Scale(args) => scale::run(&args),
         Command::Setup(args) => setup::run(&args),
         Command::Load(args) => load::run(&args),
         Command::Soak(args) => soak::run(&args),

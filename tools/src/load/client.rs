@@ -14,6 +14,7 @@ use hyper::{Method, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client as Pool;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use prefix_router::names;
 
 use super::answer::{Answer, Reader};
 use crate::workload::{Form, Request, body};
@@ -88,6 +89,8 @@ pub struct Outcome {
     pub first: Option<Duration>,
     /// From sending to the end.
     pub total: Duration,
+    /// The host that answered, if the filter tells it (`debug_headers`).
+    pub served_by: Option<String>,
     /// What came back.
     pub answer: Answer,
     /// Why it failed, if it did.
@@ -102,6 +105,7 @@ impl Outcome {
             sent: Instant::now(),
             first: None,
             total: Duration::ZERO,
+            served_by: None,
             answer: Answer::default(),
             failure: Some(failure),
         }
@@ -183,6 +187,7 @@ impl Client {
             sent,
             first: None,
             total: Duration::ZERO,
+            served_by: None,
             answer: Answer::default(),
             failure: None,
         };
@@ -218,6 +223,10 @@ impl Client {
                 .await;
             return Err(Failure::Status(status));
         }
+        let served_by = response.headers().get(names::DEBUG_HOST);
+        outcome.served_by = served_by
+            .and_then(|host| host.to_str().ok())
+            .map(str::to_owned);
         let content_type = response
             .headers()
             .get(CONTENT_TYPE)

@@ -164,7 +164,7 @@ pub fn figures(setting: &Setting, outcome: &Outcome) -> Figures {
         events: setting
             .happenings
             .iter()
-            .map(|&(at_s, what)| event(at_s, what, outcome))
+            .map(|&(at_s, what)| event(at_s, what, 0.0, outcome))
             .collect(),
     }
 }
@@ -241,28 +241,55 @@ fn hosts_of(records: &[Record], from_s: f64, to_s: f64, last: bool) -> BTreeMap<
 /// Notes in each event what moved at its time in a run without events.
 pub fn set_churn(figures: &mut Figures, calm: &Outcome) {
     for event in &mut figures.events {
-        event.churn = moved(&calm.records, event.at_s, &BTreeSet::new()).0;
+        event.churn = moved(&calm.records, event.at_s, 0.0, &BTreeSet::new()).0;
     }
+}
+
+/// The host before `at_s` of each key, and its host `settle_s` after.
+fn pairs(records: &[Record], at_s: f64, settle_s: f64) -> Vec<(u32, u32)> {
+    let settled_s = at_s + settle_s;
+    let before = hosts_of(records, at_s - MOVED_WINDOW_S, at_s, true);
+    let after = hosts_of(records, settled_s, settled_s + MOVED_WINDOW_S, false);
+    let both = before
+        .iter()
+        .filter_map(|(key, host)| Some((*host, *after.get(key)?)));
+    both.collect()
 }
 
 /// Part of the keys that are on another host after `at_s` than before, and those keys.
 #[must_use]
-fn moved(records: &[Record], at_s: f64, left: &BTreeSet<u32>) -> (f64, f64, u64) {
-    let before = hosts_of(records, at_s - MOVED_WINDOW_S, at_s, true);
-    let after = hosts_of(records, at_s, at_s + MOVED_WINDOW_S, false);
-    let (mut keys, mut moved, mut needless) = (0, 0, 0);
-    for (key, host) in &before {
-        let Some(now) = after.get(key) else {
-            continue;
-        };
-        keys += 1;
-        moved += usize::from(now != host);
-        needless += usize::from(now != host && !left.contains(host));
-    }
-    (part(moved, keys), part(needless, keys), keys as u64)
+fn moved(records: &[Record], at_s: f64, settle_s: f64, left: &BTreeSet<u32>) -> (f64, f64, u64) {
+    let pairs = pairs(records, at_s, settle_s);
+    let moved = || pairs.iter().filter(|(before, after)| before != after);
+    let needless = moved().filter(|(before, _)| !left.contains(before)).count();
+    let keys = pairs.len();
+    (
+        part(moved().count(), keys),
+        part(needless, keys),
+        keys as u64,
+    )
 }
 
-fn event(at_s: f64, what: Happening, outcome: &Outcome) -> EventFigures {
+/// Part of the keys that moved at `at_s` though neither their old nor their new host is `changed`.
+#[must_use]
+pub fn moved_between(records: &[Record], at_s: f64, settle_s: f64, changed: u32) -> f64 {
+    let pairs = pairs(records, at_s, settle_s);
+    let others = pairs
+        .iter()
+        .filter(|(before, after)| before != after && ![*before, *after].contains(&changed));
+    part(others.count(), pairs.len())
+}
+
+/// The hit rate of the requests that arrived in these seconds.
+#[must_use]
+pub fn hits_of(records: &[Record], from_s: f64, to_s: f64) -> f64 {
+    let served = records.iter().filter(|record| record.first_ns.is_some());
+    hit_rate(served.filter(|record| within(record.arrived_ns, from_s, to_s)))
+}
+
+/// What an event did, whose effect on placement is complete after `settle_s`.
+#[must_use]
+pub fn event(at_s: f64, what: Happening, settle_s: f64, outcome: &Outcome) -> EventFigures {
     let (name, left) = match what {
         Happening::Add => ("add".to_owned(), BTreeSet::new()),
         Happening::Remove(host) => (format!("remove:{host}"), BTreeSet::from([host])),
@@ -272,14 +299,8 @@ fn event(at_s: f64, what: Happening, outcome: &Outcome) -> EventFigures {
         }
     };
     let records = &outcome.records;
-    let hits = |from: f64, to: f64| {
-        hit_rate(
-            records
-                .iter()
-                .filter(|record| record.first_ns.is_some() && within(record.arrived_ns, from, to)),
-        )
-    };
-    let (moved, moved_needlessly, keys) = moved(records, at_s, &left);
+    let hits = |from: f64, to: f64| hits_of(records, from, to);
+    let (moved, moved_needlessly, keys) = moved(records, at_s, settle_s, &left);
     let bin = |number: u32| at_s + f64::from(number) * BIN_S;
     let bins = || (0..12).map(|number| (number, hits(bin(number), bin(number + 1))));
     let hit_before = hits(at_s - AFTER_S, at_s);
