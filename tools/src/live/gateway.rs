@@ -139,6 +139,8 @@ fn filter_config(limit: Option<u32>) -> Value {
     let mut pool = json!({"cluster": CLUSTER, "hosts": {"admin_cluster": "envoy_admin"}});
     if let (Some(limit), Some(pool)) = (limit, pool.as_object_mut()) {
         pool.insert("limit".to_owned(), json!(limit));
+        // Hard, so that what the page shows of it is what it says.
+        pool.insert("panic_rule".to_owned(), json!(false));
     }
     json!({"pools": [pool]})
 }

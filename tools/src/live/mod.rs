@@ -5,6 +5,8 @@
 //! both; no process outlives this one. Not here: figures that are measured one fleet at a time, on
 //! a machine of their own (demo/); the page itself (page/).
 
+#[cfg(test)]
+mod compose_tests;
 mod engines;
 mod gateway;
 mod operator;
