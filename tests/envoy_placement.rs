@@ -1,5 +1,6 @@
 //! Proves in a real Envoy that equal prefixes meet on one host: over workers, over gateways, over
-//! the turns of a conversation, and that a limit sends the rest on in rendezvous order.
+//! the turns of a conversation, that a limit sends the rest on in rendezvous order, and that the
+//! simulator foresees what comes of it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,6 +13,9 @@ use prefix_router::placement::{self, HostId};
 use prefix_router::prefix::Key;
 use serde_json::json;
 use tokio::task::JoinSet;
+use tools::bench::agreement::{self, AgreementArgs};
+use tools::bench::conversations::{self, ConversationsArgs, Form};
+use tools::simulate::cells::Name;
 use tools::testkit::{
     Behaviour, Gateway, MockEngine, Protocol, Request, chat, chat_turns, eventually, words,
 };
@@ -123,6 +127,52 @@ async fn conversations_with_system_prompts_of_their_own_stay_where_they_began() 
     );
     assert_eq!(used.len(), 4, "an engine was not used: {used:?}");
     gateway.quiet().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn conversations_behind_one_or_ten_system_prompts_stay_and_spread() {
+    let args = ConversationsArgs {
+        seeds: 1,
+        systems: vec![1, 10],
+        at_once: vec![16],
+        gateways: vec![Form::One],
+        workers: 4,
+        speed: 400.0,
+        engine_port: 0,
+        json: false,
+    };
+    let report = conversations::measure(&args).await.unwrap();
+    assert_eq!(report.rows.len(), 2);
+    for row in &report.rows {
+        assert!(row.kept_min >= 196, "of 200 later turns: {row:?}");
+        // 1.3 holds for the mean over seeds and addresses; here is one of each.
+        assert!(row.share_max <= 1.6, "{row:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_simulator_foresees_hits_and_times_of_a_real_envoy() {
+    let args = AgreementArgs {
+        workload: vec![Name::W2],
+        load: vec![0.8],
+        workers: vec![4],
+        seed: 1,
+        hosts: 3,
+        warmup: 10.0,
+        window: 30.0,
+        speed: 2.0,
+        engine_port: 0,
+        traces: std::path::PathBuf::new(),
+        json: false,
+    };
+    let report = agreement::measure(&args).await.unwrap();
+    let row = &report.rows[0];
+    assert!(row.simulated.hit_rate > 0.5, "{row:?}");
+    assert!(row.hit_points().abs() <= 0.03, "{row:?}");
+    // A machine that compiles meanwhile makes requests late, never early: half a second of its own
+    // time is one of the engines'.
+    let (simulated, real) = (row.simulated.ttft_s.p50, row.real.ttft_s.p50);
+    assert!(real > 0.8 * simulated && real < simulated + 1.0, "{row:?}");
 }
 
 /// The engines in the rendezvous order of a body's `fixed` key.

@@ -1,10 +1,13 @@
-//! Measurements of a real Envoy with the filter, against the budgets the design sets.
+//! Measurements of a real Envoy with the filter, against what the design promises.
 //!
 //! Guarantee: what a busy machine disturbs is compared inside one run, or shown with its median.
-//! Not here: the quality of routing (load, simulate).
+//! Not here: many policies, long runs (simulate).
 
+pub mod agreement;
+pub mod conversations;
 mod decision;
 mod http;
+mod live;
 mod overhead;
 
 use anyhow::Result;
@@ -23,6 +26,10 @@ enum What {
     Decision(decision::DecisionArgs),
     /// Processor time that the filter adds to Envoy's per request, for several sizes of body
     Overhead(overhead::OverheadArgs),
+    /// Chats behind few system prompts: turns that stay on their host, and the hosts' shares
+    Conversations(conversations::ConversationsArgs),
+    /// What `simulate` says against engines and Envoy in real time, for the same requests
+    Agreement(agreement::AgreementArgs),
 }
 
 /// Runs `prefix-router bench`.
@@ -30,5 +37,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     match &args.what {
         What::Decision(args) => decision::run(args),
         What::Overhead(args) => overhead::run(args),
+        What::Conversations(args) => conversations::run(args),
+        What::Agreement(args) => agreement::run(args),
     }
 }

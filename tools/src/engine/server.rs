@@ -17,6 +17,7 @@ use clap::Args;
 use futures_util::task::AtomicWaker;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Bytes, Frame, Incoming};
+use hyper::header::{HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -44,6 +45,9 @@ const FRAME_BYTES_MAX: usize = 64 * 1024;
 
 /// An engine that is this far behind its clock lets the lost time go: it could not catch up.
 const LATE_MAX: Duration = Duration::from_millis(200);
+
+/// The response header in which an engine says where it listens: what a gateway chose.
+pub const HOST_HEADER: &str = "x-sim-host";
 
 /// What an engine serves, and how.
 #[derive(Args, Clone, Debug)]
@@ -135,7 +139,7 @@ pub fn spawn(config: ServerConfig, listener: TcpListener) -> anyhow::Result<Hand
     let address = listener
         .local_addr()
         .context("the listener has no address")?;
-    let shared = Arc::new(Shared::new(config));
+    let shared = Arc::new(Shared::new(config, address)?);
     let driver = tokio::spawn(drive(Arc::clone(&shared)));
     let acceptor = tokio::spawn(accept(listener, Arc::clone(&shared)));
     Ok(Handle {
@@ -185,6 +189,8 @@ impl Drop for Handle {
 #[derive(Debug)]
 struct Shared {
     config: ServerConfig,
+    /// Where it listens.
+    host: HeaderValue,
     limits: ReadLimits,
     state: Mutex<State>,
     /// There is work, or the clock has changed.
@@ -296,7 +302,7 @@ impl Place {
 }
 
 impl Shared {
-    fn new(config: ServerConfig) -> Self {
+    fn new(config: ServerConfig, address: SocketAddr) -> anyhow::Result<Self> {
         let limits = ReadLimits {
             models: config.models.clone(),
             output_tokens_default: config.output_tokens_default,
@@ -312,14 +318,15 @@ impl Shared {
             whole: Histogram::default(),
             lost_ns: 0,
         };
-        Self {
+        Ok(Self {
             config,
+            host: HeaderValue::try_from(address.to_string())?,
             limits,
             state: Mutex::new(state),
             wake: Notify::new(),
             healthy: AtomicBool::new(true),
             next_id: AtomicU64::new(1),
-        }
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -431,6 +438,13 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Reply> {
+    let mut response = serve(shared, request).await;
+    let host = (HeaderName::from_static(HOST_HEADER), shared.host.clone());
+    response.headers_mut().insert(host.0, host.1);
+    response
+}
+
+async fn serve(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Reply> {
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
     let result = match (&method, path.as_str()) {
@@ -485,7 +499,7 @@ async fn infer(
         sent: 0,
     };
     let mut response = Response::new(Reply::Stream(Box::new(stream)));
-    let value = hyper::header::HeaderValue::from_static("text/event-stream; charset=utf-8");
+    let value = HeaderValue::from_static("text/event-stream; charset=utf-8");
     response
         .headers_mut()
         .insert(hyper::header::CONTENT_TYPE, value);
@@ -598,7 +612,7 @@ fn metrics(shared: &Shared) -> Response<Reply> {
     );
     drop(state);
     let mut response = Response::new(Reply::whole(page.finish().into_bytes()));
-    let value = hyper::header::HeaderValue::from_static("text/plain; version=0.0.4");
+    let value = HeaderValue::from_static("text/plain; version=0.0.4");
     response
         .headers_mut()
         .insert(hyper::header::CONTENT_TYPE, value);
@@ -650,7 +664,7 @@ fn json_reply(value: &serde_json::Value) -> Response<Reply> {
 }
 
 fn json_type(mut response: Response<Reply>) -> Response<Reply> {
-    let value = hyper::header::HeaderValue::from_static("application/json");
+    let value = HeaderValue::from_static("application/json");
     response
         .headers_mut()
         .insert(hyper::header::CONTENT_TYPE, value);

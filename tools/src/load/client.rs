@@ -17,6 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use prefix_router::names;
 
 use super::answer::{Answer, Reader};
+use crate::engine::server::HOST_HEADER;
 use crate::workload::{Form, Request, body};
 
 /// Idle connections are closed before the usual server's minute is over.
@@ -91,6 +92,8 @@ pub struct Outcome {
     pub total: Duration,
     /// The host that answered, if the filter tells it (`debug_headers`).
     pub served_by: Option<String>,
+    /// The simulated engine that answered, by its own word; `None` if it is another server.
+    pub host: Option<String>,
     /// What came back.
     pub answer: Answer,
     /// Why it failed, if it did.
@@ -106,6 +109,7 @@ impl Outcome {
             first: None,
             total: Duration::ZERO,
             served_by: None,
+            host: None,
             answer: Answer::default(),
             failure: Some(failure),
         }
@@ -188,6 +192,7 @@ impl Client {
             first: None,
             total: Duration::ZERO,
             served_by: None,
+            host: None,
             answer: Answer::default(),
             failure: None,
         };
@@ -227,6 +232,8 @@ impl Client {
         outcome.served_by = served_by
             .and_then(|host| host.to_str().ok())
             .map(str::to_owned);
+        let host = response.headers().get(HOST_HEADER);
+        outcome.host = host.and_then(|host| host.to_str().ok()).map(str::to_owned);
         let content_type = response
             .headers()
             .get(CONTENT_TYPE)

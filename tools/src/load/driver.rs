@@ -60,6 +60,10 @@ pub struct Record {
     pub total: Duration,
     /// The shared prefix it opened with.
     pub prefix: Option<u64>,
+    /// Its chat, or itself.
+    pub chat: u64,
+    /// Its turn of the chat.
+    pub turn: u32,
     /// What came back, and why it failed, if it did.
     pub outcome: Outcome,
 }
@@ -292,6 +296,8 @@ impl Driver {
             ttft: outcome.first.map(engine),
             total: engine(outcome.total),
             prefix: request.prefix,
+            chat: request.id,
+            turn: request.turn,
             outcome,
         }
     }

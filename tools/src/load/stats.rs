@@ -201,6 +201,8 @@ mod tests {
             ttft: Some(Duration::from_millis(30)),
             total: Duration::from_millis(90),
             prefix: None,
+            chat: 0,
+            turn: 0,
             outcome,
         }
     }

@@ -4,15 +4,14 @@
 //! (ROUTING.md 3). Not here: how a cell is run (world.rs).
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
 
 use crate::simulate::policy;
-use crate::workload::conversations::Conversations;
+use crate::workload::conversations::{Conversations, Rounds};
 use crate::workload::trace::Trace;
-use crate::workload::{self, Plan, Request, Workload, WorkloadArgs};
+use crate::workload::{self, Plan, Workload, WorkloadArgs};
 
 /// A workload of the study.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -215,63 +214,4 @@ fn trace(traces: &Path, file: &str, seed: u64, sizes: &Sizes) -> anyhow::Result<
         .context("the traces are looked for where --traces says")?;
     trace.output_scale = sizes.output_scale.unwrap_or(1.0);
     Ok(Source::Open(Plan::Trace(trace)))
-}
-
-/// Conversations turn by turn: all first turns, then all second ones, so many at once.
-struct Rounds {
-    plan: Conversations,
-    at_once: u32,
-    started: u32,
-    /// Each conversation's next turn, once the one before has been answered.
-    ready: Vec<Option<Request>>,
-}
-
-impl Rounds {
-    fn new(plan: Conversations, at_once: u32) -> Self {
-        let ready = (0..plan.count)
-            .map(|number| Some(plan.first(number)))
-            .collect();
-        Self {
-            plan,
-            at_once,
-            started: 0,
-            ready,
-        }
-    }
-
-    /// The earliest turn that is ready.
-    fn take(&mut self) -> Option<Request> {
-        let turn = |request: &&mut Option<Request>| {
-            request.as_ref().map_or(u32::MAX, |request| request.turn)
-        };
-        self.ready.iter_mut().min_by_key(turn)?.take()
-    }
-}
-
-impl Workload for Rounds {
-    fn next(&mut self) -> Option<Request> {
-        if self.started == self.at_once {
-            return None;
-        }
-        self.started += 1;
-        self.take()
-    }
-
-    fn follow(&mut self, request: &Request, ended: Duration, answer: &str) -> Option<Request> {
-        if let Some(next) = self.plan.follow(request, answer) {
-            let place = usize::try_from(request.id).ok();
-            if let Some(ready) = place.and_then(|place| self.ready.get_mut(place)) {
-                *ready = Some(next);
-            }
-        }
-        self.take().map(|next| Request { at: ended, ..next })
-    }
-
-    fn prefixes(&self) -> Option<u64> {
-        Some(u64::from(self.plan.systems))
-    }
-
-    fn probe(&self, _index: u64) -> Option<Request> {
-        None
-    }
 }

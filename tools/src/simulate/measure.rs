@@ -1,7 +1,8 @@
 //! What a run's records say: hits, waiting, shares, and what an event did.
 //!
 //! Guarantee: only requests that arrived in the window count; one that still waited at the end
-//! counts with the time it had waited until then. Not here: several seeds (summary.rs).
+//! counts with the time it had waited until then, one that lost its engine has no time. Not here:
+//! several seeds (summary.rs).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -144,12 +145,7 @@ pub fn figures(setting: &Setting, outcome: &Outcome) -> Figures {
         requests,
         unserved: requests - served().filter(|record| !record.lost).count() as u64,
         hit_rate: hit_rate(served().copied()),
-        ttft_s: Times::of(
-            window
-                .iter()
-                .map(|record| waited_s(record, outcome))
-                .collect(),
-        ),
+        ttft_s: times(window.iter().copied(), outcome),
         tokens_per_s: tokens as f64 / window_s,
         output_tokens_per_s: output_tokens as f64 / window_s,
         share_max_over_mean: share(&window, setting.hosts),
@@ -172,6 +168,12 @@ pub fn figures(setting: &Setting, outcome: &Outcome) -> Figures {
 fn within(at_ns: u64, from_s: f64, to_s: f64) -> bool {
     let at_s = at_ns as f64 / NS_PER_S;
     at_s >= from_s && at_s < to_s
+}
+
+fn times<'a>(records: impl Iterator<Item = &'a Record>, outcome: &Outcome) -> Times {
+    // A client would ask again, and nobody knows when.
+    let waits = records.filter(|record| !record.lost || record.first_ns.is_some());
+    Times::of(waits.map(|record| waited_s(record, outcome)).collect())
 }
 
 fn waited_s(record: &Record, outcome: &Outcome) -> f64 {
@@ -316,10 +318,9 @@ pub fn event(at_s: f64, what: Happening, settle_s: f64, outcome: &Outcome) -> Ev
             .find(|&(_, rate)| rate >= 0.95 * hit_before)
             .map(|(number, _)| f64::from(number) * BIN_S),
     };
-    let waits = records
+    let first = records
         .iter()
-        .filter(|record| within(record.arrived_ns, at_s, at_s + AFTER_S))
-        .map(|record| waited_s(record, outcome));
+        .filter(|record| within(record.arrived_ns, at_s, at_s + AFTER_S));
     EventFigures {
         at_s,
         event: name,
@@ -331,6 +332,6 @@ pub fn event(at_s: f64, what: Happening, settle_s: f64, outcome: &Outcome) -> Ev
         hit_dip: dip,
         hit_after: hits(at_s + AFTER_S, at_s + 2.0 * AFTER_S),
         recovery_s,
-        ttft_p99_s: Times::of(waits.collect()).p99,
+        ttft_p99_s: times(first, outcome).p99,
     }
 }

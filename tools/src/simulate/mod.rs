@@ -4,10 +4,10 @@
 //! Guarantee: engines schedule and cache as `prefix-router engine` does (the same code); the same
 //! flags give the same figures on any machine and number of threads. Not here: sockets, Envoy.
 
-mod cells;
+pub mod cells;
 pub(crate) mod measure;
 mod output;
-pub(crate) mod policy;
+pub mod policy;
 pub(crate) mod prepare;
 mod summary;
 pub(crate) mod world;
@@ -31,7 +31,7 @@ use summary::{Line, Relative, Row};
 use world::{Happening, Setting};
 
 /// Characters of AWS's rule and of our `fixed` mode here.
-const PREFIX_LENGTH: u32 = 4096;
+pub(crate) const PREFIX_LENGTH: u32 = 4096;
 
 /// Hosts of C1 and C10 (ROUTING.md 6a).
 const CONVERSATION_HOSTS: u32 = 4;
@@ -59,6 +59,9 @@ pub struct SimulateArgs {
     #[arg(long, value_delimiter = ',', default_value = "1",
           value_parser = clap::value_parser!(u32).range(1..=64))]
     gateways: Vec<u32>,
+    /// Worker threads of each gateway
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    workers: u32,
     /// Policies; `all` is every one
     #[arg(
         long,
@@ -148,6 +151,7 @@ struct Output<'a> {
     summary: &'a [Line],
     relative_to_oracle: &'a [Relative],
     hosts: Option<u32>,
+    workers: u32,
     warmup_s: f64,
     window_s: f64,
     staleness_ms: f64,
@@ -191,6 +195,7 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
             summary: &lines,
             relative_to_oracle: &relative,
             hosts: args.hosts,
+            workers: args.workers,
             warmup_s: args.warmup,
             window_s: args.window,
             staleness_ms: args.staleness_ms,
@@ -428,6 +433,8 @@ fn setting(args: &SimulateArgs, cell: &Cell) -> Setting {
     Setting {
         policy: cell.policy,
         gateways: cell.gateways,
+        workers: args.workers,
+        names: Vec::new(),
         hosts: args.hosts.unwrap_or(hosts),
         engine: args.engine.clone(),
         warmup_s: if closed { 0.0 } else { args.warmup },

@@ -45,8 +45,12 @@ pub struct Setting {
     pub policy: Kind,
     /// Gateways that share nothing; each request comes to any of them.
     pub gateways: u32,
+    /// Worker threads of a gateway, any of which takes a request; our router knows them.
+    pub workers: u32,
     /// Hosts at the start.
     pub hosts: u32,
+    /// The hosts' addresses, on which placement depends; none: the study's.
+    pub names: Vec<String>,
     /// Every engine.
     pub engine: EngineConfig,
     /// Seconds that are not measured.
@@ -247,7 +251,10 @@ impl<'a> World<'a> {
             epochs: vec![0; all as usize],
             stepping: vec![false; all as usize],
             names: (0..all)
-                .map(|host| format!("10.0.0.{}:8000", host + 1))
+                .map(|host| {
+                    let given = setting.names.get(host as usize).cloned();
+                    given.unwrap_or_else(|| format!("10.0.0.{}:8000", host + 1))
+                })
                 .collect(),
             hosts: (0..setting.hosts).collect(),
             scraped: vec![Scrape::default(); all as usize],
@@ -269,6 +276,7 @@ impl<'a> World<'a> {
             names: &self.names,
             kv_blocks: self.setting.engine.blocks(),
             rules: self.setting.rules,
+            workers: self.setting.workers,
         };
         Gateway {
             policy: self.setting.policy.start(&start),

@@ -1,14 +1,14 @@
 //! C1 and C10: fifty conversations of five turns behind one system prompt, or ten.
 //!
 //! Guarantee: all conversations have the same number of turns, and as many of them share each
-//! system prompt, so that shares of hosts can be compared. Not here: who waits for whom (the
-//! study has them in sequence and 16 at once, ROUTING.md 6a), chats by popularity (chats.rs).
+//! system prompt, so that shares of hosts can be compared; the study has them in sequence and 16 at
+//! once (ROUTING.md 6a). Not here: chats by popularity (chats.rs).
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::text::{self, Text};
-use super::{Message, Request, Role};
+use super::{Message, Request, Role, Workload};
 
 /// What C1 and C10 are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +85,68 @@ impl Conversations {
         let id = text::id("question", self.seed, which);
         let tokens = self.question_tokens;
         Message::new(Role::User, Text::Made { id, tokens })
+    }
+}
+
+/// Conversations turn by turn: all first turns, then all second ones, so many at once.
+#[derive(Debug)]
+pub struct Rounds {
+    plan: Conversations,
+    at_once: u32,
+    started: u32,
+    /// Each conversation's next turn, once the one before has been answered.
+    ready: Vec<Option<Request>>,
+}
+
+impl Rounds {
+    /// All of `plan`'s conversations, `at_once` requests at any time.
+    #[must_use]
+    pub fn new(plan: Conversations, at_once: u32) -> Self {
+        let ready = (0..plan.count)
+            .map(|number| Some(plan.first(number)))
+            .collect();
+        Self {
+            plan,
+            at_once,
+            started: 0,
+            ready,
+        }
+    }
+
+    /// The earliest turn that is ready.
+    fn take(&mut self) -> Option<Request> {
+        let turn = |request: &&mut Option<Request>| {
+            request.as_ref().map_or(u32::MAX, |request| request.turn)
+        };
+        self.ready.iter_mut().min_by_key(turn)?.take()
+    }
+}
+
+impl Workload for Rounds {
+    fn next(&mut self) -> Option<Request> {
+        if self.started == self.at_once {
+            return None;
+        }
+        self.started += 1;
+        self.take()
+    }
+
+    fn follow(&mut self, request: &Request, ended: Duration, answer: &str) -> Option<Request> {
+        if let Some(next) = self.plan.follow(request, answer) {
+            let place = usize::try_from(request.id).ok();
+            if let Some(ready) = place.and_then(|place| self.ready.get_mut(place)) {
+                *ready = Some(next);
+            }
+        }
+        self.take().map(|next| Request { at: ended, ..next })
+    }
+
+    fn prefixes(&self) -> Option<u64> {
+        Some(u64::from(self.plan.systems))
+    }
+
+    fn probe(&self, _index: u64) -> Option<Request> {
+        None
     }
 }
 

@@ -109,6 +109,8 @@ pub(super) fn replay(
     let mut setting = Setting {
         policy: Kind::Random,
         gateways: 1,
+        workers: 1,
+        names: Vec::new(),
         hosts,
         engine: args.engine.clone(),
         warmup_s: 0.0,

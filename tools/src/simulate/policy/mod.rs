@@ -118,6 +118,8 @@ pub enum Kind {
     PrefixRouter,
     /// The same, `gateways: one`
     PrefixRouterOne,
+    /// Our router's production code, `gateways: many`, with an index in each of its workers
+    PrefixRouterLocalIndex,
     /// Our router's production code in `fixed` mode: 4,096 characters, limit 64, panic rule
     PrefixRouterFixed,
     /// Any host
@@ -169,6 +171,7 @@ impl Kind {
         match self {
             Self::PrefixRouter => Box::new(ours::Ours::adaptive(fleet, false)),
             Self::PrefixRouterOne => Box::new(ours::Ours::adaptive(fleet, true)),
+            Self::PrefixRouterLocalIndex => Box::new(ours::Ours::with_local_index(fleet)),
             Self::PrefixRouterFixed => Box::new(ours::Ours::fixed(fleet, 64)),
             Self::Random => Box::new(load::Random),
             Self::RoundRobin => Box::new(load::RoundRobin::default()),
@@ -207,6 +210,8 @@ pub struct Start<'a> {
     pub kv_blocks: u32,
     /// What our own policies go by instead of their defaults.
     pub rules: Option<Rules>,
+    /// Worker threads of a gateway.
+    pub workers: u32,
 }
 
 /// The hosts with the lowest value, in order.

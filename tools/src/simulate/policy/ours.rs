@@ -13,7 +13,8 @@ use prefix_router::pool::{Host, Placed, Router, Rule, Rules, View};
 use prefix_router::popularity::Heat;
 use prefix_router::request::Request;
 use prefix_router::route::{Bounds, Decision};
-use prefix_router::store::MemoryStore;
+use prefix_router::store::{Cas, MemoryStore, Store, StoreError, Versioned};
+use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
@@ -23,11 +24,50 @@ use super::{Ask, Chosen, Fleet, Policy, Start, Usage, load};
 const LEARN_EVERY: u64 = 8;
 
 pub(super) struct Ours {
-    router: Router,
+    workers: Vec<Worker>,
     view: View,
     store: MemoryStore,
     ledger: Ledger,
-    requests: FxHashMap<u64, (Request, Option<Placed>)>,
+    requests: FxHashMap<u64, Sent>,
+}
+
+/// One of Envoy's threads: what it learns is its own.
+struct Worker {
+    router: Router,
+    /// Its own index, where there is no shared one.
+    index: Option<MemoryStore>,
+}
+
+/// A request on its way.
+struct Sent {
+    request: Request,
+    placed: Option<Placed>,
+    worker: usize,
+}
+
+/// The proxy's shared data as one worker sees it.
+struct Seen<'a> {
+    shared: &'a MemoryStore,
+    index: Option<&'a MemoryStore>,
+}
+
+impl Seen<'_> {
+    fn of(&self, key: &str) -> &MemoryStore {
+        match self.index {
+            Some(index) if key.contains(".index.") => index,
+            _ => self.shared,
+        }
+    }
+}
+
+impl Store for Seen<'_> {
+    fn read(&self, key: &str) -> Result<Versioned, StoreError> {
+        self.of(key).read(key)
+    }
+
+    fn write(&self, key: &str, value: &[u8], cas: Option<Cas>) -> Result<(), StoreError> {
+        self.of(key).write(key, value, cas)
+    }
 }
 
 impl Ours {
@@ -38,6 +78,15 @@ impl Ours {
             one_gateway,
         };
         Self::new(start, rule, None)
+    }
+
+    /// The same with an index in each worker.
+    pub(super) fn with_local_index(start: &Start<'_>) -> Self {
+        let mut ours = Self::adaptive(start, false);
+        for worker in &mut ours.workers {
+            worker.index = Some(MemoryStore::new());
+        }
+        ours
     }
 
     pub(super) fn fixed(start: &Start<'_>, limit: u32) -> Self {
@@ -58,8 +107,13 @@ impl Ours {
             share: 1.0,
             observes: false,
         };
+        let rules = start.rules.unwrap_or(rules);
+        let worker = |_| Worker {
+            router: Router::new("pool", rules),
+            index: None,
+        };
         let mut ours = Self {
-            router: Router::new("pool", start.rules.unwrap_or(rules)),
+            workers: (0..start.workers.max(1)).map(worker).collect(),
             view: View::default(),
             store: MemoryStore::new(),
             ledger: Ledger::default(),
@@ -75,14 +129,21 @@ impl Ours {
         }
     }
 
-    fn place(&self, ask: &Ask<'_>, request: &mut Request) -> Option<Placed> {
+    fn seen<'a>(&'a self, worker: &'a Worker) -> Seen<'a> {
+        Seen {
+            shared: &self.store,
+            index: worker.index.as_ref(),
+        }
+    }
+
+    fn place(&self, ask: &Ask<'_>, worker: usize, request: &mut Request) -> Option<Placed> {
+        let worker = self.workers.get(worker)?;
         let hosts = self.view.candidates().len();
         let prompt = &ask.prepared.prompt;
-        let plan = self.router.plan(prompt, hosts, &self.store)?;
+        let store = self.seen(worker);
+        let plan = worker.router.plan(prompt, hosts, &store)?;
         let (view, ledger) = (&self.view, &self.ledger);
-        let placed = self
-            .router
-            .place(&plan, view, request, 0, &self.store, ledger);
+        let placed = worker.router.place(&plan, view, request, 0, &store, ledger);
         placed.ok()
     }
 }
@@ -98,7 +159,11 @@ fn seat(host: u32) -> Seat {
 impl Policy for Ours {
     fn choose(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>, rng: &mut ChaCha8Rng) -> Chosen {
         let mut request = Request::default();
-        let placed = self.place(ask, &mut request);
+        let worker = match self.workers.len() {
+            1 => 0,
+            workers => rng.random_range(0..workers),
+        };
+        let placed = self.place(ask, worker, &mut request);
         let placement = placed.as_ref().map(|placed| &placed.placement);
         let first = placement.and_then(|placement| placement.hosts.first());
         let chosen = match first {
@@ -115,29 +180,35 @@ impl Policy for Ours {
                 Chosen::at(host)
             }
         };
-        self.requests.insert(ask.id, (request, placed));
+        let sent = Sent {
+            request,
+            placed,
+            worker,
+        };
+        self.requests.insert(ask.id, sent);
         chosen
     }
 
     fn first_byte(&mut self, id: u64, _now_ns: u64) {
         let found = self.requests.get_mut(&id);
-        let changes = found.map_or(NO_CHANGES, |(request, _)| request.answered());
+        let changes = found.map_or(NO_CHANGES, |sent| sent.request.answered());
         self.apply(changes);
     }
 
     fn ended(&mut self, id: u64, usage: Option<Usage>, _now_ns: u64) {
-        let Some((mut request, placed)) = self.requests.remove(&id) else {
+        let Some(mut sent) = self.requests.remove(&id) else {
             return;
         };
-        self.apply(request.end());
-        if let (Some(usage), Some(placed)) = (usage, placed)
+        self.apply(sent.request.end());
+        if let (Some(usage), Some(placed)) = (usage, sent.placed)
             && id.is_multiple_of(LEARN_EVERY)
+            && let Some(worker) = self.workers.get(sent.worker)
         {
             let report = Report {
                 prompt_tokens: Some(u64::from(usage.prompt_tokens)),
                 cached_tokens: Some(u64::from(usage.cached_tokens)),
             };
-            self.router.learn(&placed, report, &self.store);
+            worker.router.learn(&placed, report, &self.seen(worker));
         }
     }
 

@@ -1,0 +1,140 @@
+//! Simulated engines in this process and a real Envoy with the filter in front of them, to play
+//! workloads through.
+//!
+//! Guarantee: every request that was played has a record, in the order of their ends; an Envoy is
+//! fresh, and the engines' caches are empty when it starts. Not here: what is played, what is made
+//! of it.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+use tokio::net::TcpListener;
+
+use crate::engine::server::{self, Handle, ServerConfig};
+use crate::load::client::{Client, Target};
+use crate::load::driver::{Driver, Phase, Record, Until, Watch};
+use crate::testkit::Gateway;
+use crate::workload::{Form, Workload};
+
+/// What is in flight at the end gets this much real time to end.
+const DRAIN: Duration = Duration::from_secs(60);
+
+/// A request that takes longer has failed; in real time.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Tokens in one event of an answer: the first one comes alone in time, and Envoy, the engines and
+/// the client, which share a machine here, have a sixteenth of the events to pass on.
+const TOKENS_PER_EVENT: u32 = 16;
+
+/// Running engines.
+pub(super) struct Engines {
+    handles: Vec<Handle>,
+    speed: f64,
+}
+
+/// An Envoy to play through.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Front {
+    /// Worker threads.
+    pub workers: u32,
+    /// Whether the filter is told that it is the only gateway.
+    pub one_gateway: bool,
+}
+
+impl Engines {
+    /// Starts `count` engines at ports from `port` on, or at any free ones if that is 0. Where a
+    /// prefix lives depends on the engines' addresses.
+    pub(super) async fn start(
+        count: u16,
+        port: u16,
+        speed: f64,
+        config: &ServerConfig,
+    ) -> Result<Self> {
+        let mut handles = Vec::new();
+        for place in 0..count {
+            let port = if port == 0 {
+                0
+            } else {
+                port.saturating_add(place)
+            };
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+                .await
+                .with_context(|| {
+                    format!("cannot listen on 127.0.0.1:{port}: choose others with --engine-port")
+                })?;
+            let config = ServerConfig {
+                speed,
+                tokens_per_event: TOKENS_PER_EVENT,
+                ..config.clone()
+            };
+            handles.push(server::spawn(config, listener)?);
+        }
+        Ok(Self { handles, speed })
+    }
+
+    pub(super) fn addresses(&self) -> Vec<SocketAddr> {
+        self.handles.iter().map(Handle::address).collect()
+    }
+
+    /// Plays a workload through a fresh Envoy, on engines that have nothing cached.
+    pub(super) async fn play(
+        &self,
+        front: Front,
+        workload: Box<dyn Workload>,
+        until: Until,
+    ) -> Result<Vec<Record>> {
+        for engine in &self.handles {
+            engine.flush();
+            engine.reset_counters();
+        }
+        let gateways = if front.one_gateway { "one" } else { "many" };
+        let gateway = Gateway::at(self.addresses())
+            .pool(json!({ "gateways": gateways }))
+            .edit(move |plan| plan.concurrency(front.workers).log_level("warning"))
+            .start()
+            .await?;
+        let target = Target {
+            base: gateway.envoy().url("").parse()?,
+            form: Form::Chat,
+            model: "sim".into(),
+            stream: true,
+            headers: hyper::HeaderMap::new(),
+            timeout: TIMEOUT,
+            prefix_header: None,
+        };
+        let phase = Phase {
+            speed: self.speed,
+            output_tokens: None,
+            until,
+            drain: DRAIN,
+        };
+        let mut seen = Seen::default();
+        Driver::new(Client::new(target)?, workload)
+            .play(phase, &mut seen)
+            .await;
+        Ok(seen.records)
+    }
+
+    /// The part of the engines' time, in `elapsed` of real time, that they let go because the
+    /// machine was too slow.
+    pub(super) fn lost_share(&self, elapsed: Duration) -> f64 {
+        let lost_ns: u64 = self.handles.iter().map(|h| h.snapshot().lost_ns).sum();
+        let all_s = elapsed.as_secs_f64() * self.speed * self.handles.len() as f64;
+        lost_ns as f64 / 1e9 / all_s.max(1e-9)
+    }
+}
+
+#[derive(Default)]
+struct Seen {
+    records: Vec<Record>,
+}
+
+impl Watch for Seen {
+    fn ended(&mut self, record: Record) {
+        self.records.push(record);
+    }
+
+    fn tick(&mut self, _sent: u64, _in_flight: usize, _elapsed: Duration) {}
+}
