@@ -21,6 +21,7 @@ pub mod live;
 pub mod load;
 pub mod page;
 pub mod report;
+mod round;
 pub mod scale;
 pub mod setup;
 pub mod simulate;

@@ -2,27 +2,23 @@
 //!
 //! Guarantee: every policy meets the same requests at the same times, on engines whose caches are
 //! empty at first; no process outlives the demo. Not here: engines (engine/), the Envoy
-//! (harness/), requests (load/, workload/), tables and plots (report/).
+//! (round/, harness/), requests (load/, workload/), tables and plots (report/).
 
-mod fleet;
-mod round;
-mod screen;
 mod settings;
 
 use std::io::Write as _;
-use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::page::{Board, HostState, Mode, Page, Stage};
-use crate::report::{Report, page, table};
+use crate::report::{Report, Run, page, table};
+use crate::round::fleet::{self, Fleet};
+use crate::round::{Model, Policy, Round, Setup, Show, Stretch, interrupted};
 use crate::setup;
-use fleet::Fleet;
-use round::{Policy, Show};
+use crate::workload::Form;
 use settings::Settings;
 
 pub use settings::DemoArgs;
@@ -51,32 +47,13 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
     })
 }
 
-/// Waits for a signal that asks to end. What the demo has started ends when it is dropped.
-pub(crate) async fn interrupted() -> &'static str {
-    let kinds = [
-        (SignalKind::interrupt(), "SIGINT"),
-        (SignalKind::terminate(), "SIGTERM"),
-        (SignalKind::hangup(), "SIGHUP"),
-    ];
-    let mut waiting = tokio::task::JoinSet::new();
-    for (kind, name) in kinds {
-        if let Ok(mut signal) = signal(kind) {
-            waiting.spawn(async move {
-                signal.recv().await;
-                name
-            });
-        }
-    }
-    match waiting.join_next().await {
-        Some(Ok(name)) => name,
-        // No signal can be waited for: the system ends the process by itself.
-        Some(Err(_)) | None => std::future::pending().await,
-    }
-}
-
 async fn demo(settings: &Settings, ready: &setup::Ready) -> anyhow::Result<Report> {
     let began = Instant::now();
-    let fleet = Fleet::start(settings, &folder()?).await?;
+    if settings.port != 0 {
+        fleet::free(&(Ipv4Addr::LOCALHOST, settings.port).into(), "--port")?;
+    }
+    let logs = setup::results("demo")?;
+    let fleet = Fleet::start(&settings.engine_ports, settings.kv_tokens, &logs).await?;
     let mut report = Report {
         conditions: settings.conditions(&ready.envoy_version),
         seed: settings.seed,
@@ -95,7 +72,7 @@ async fn demo(settings: &Settings, ready: &setup::Ready) -> anyhow::Result<Repor
             board: Arc::clone(board),
             place,
         });
-        let run = round::play(settings, &fleet, policy, show.as_ref()).await;
+        let run = play(settings, &fleet, policy, show).await;
         report
             .runs
             .push(run.with_context(|| format!("policy {}", policy.name()))?);
@@ -103,6 +80,41 @@ async fn demo(settings: &Settings, ready: &setup::Ready) -> anyhow::Result<Repor
     let seconds = began.elapsed().as_secs();
     eprintln!("All of it took {} min {} s.\n", seconds / 60, seconds % 60);
     Ok(report)
+}
+
+/// Runs one policy.
+async fn play(
+    settings: &Settings,
+    fleet: &Fleet,
+    policy: Policy,
+    show: Option<Show>,
+) -> anyhow::Result<Run> {
+    let setup = Setup {
+        file: "envoy/envoy.yaml",
+        without_filter: |plan| plan,
+        gateways: 1,
+        port: settings.port,
+        form: Form::Chat,
+        stream: true,
+        models: vec![Model::plain("sim", "engines")],
+    };
+    let round = Round::open(&setup, fleet, policy, show).await?;
+    let mut driver = round.driver(settings.plan.open()?);
+    if settings.warmup > 0 {
+        round
+            .warm_up(&mut driver, settings.warmup, settings.warmup_speed)
+            .await?;
+    }
+    let stretch = Stretch {
+        title: "measuring",
+        speed: settings.speed,
+        settle: Duration::ZERO,
+        window: settings.window,
+        until: settings.until,
+    };
+    let run = round.measure(&mut driver, &stretch).await?;
+    round.close().await?;
+    Ok(run)
 }
 
 /// Shows the rounds on a page while they run.
@@ -139,7 +151,7 @@ async fn show(
 }
 
 fn publish(report: &Report, json: bool) -> anyhow::Result<()> {
-    let path = folder()?.join("report.html");
+    let path = setup::results("demo")?.join("report.html");
     std::fs::write(&path, page::render(report)?)
         .with_context(|| format!("cannot write {}", path.display()))?;
     let text = if json {
@@ -150,14 +162,4 @@ fn publish(report: &Report, json: bool) -> anyhow::Result<()> {
     std::io::stdout().write_all(text.as_bytes())?;
     eprintln!("\nPlots: {}", path.display());
     Ok(())
-}
-
-/// `target/demo`, where the report and the engines' logs go.
-fn folder() -> anyhow::Result<PathBuf> {
-    let root = setup::root()?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    let folder = root.join(target).join("demo");
-    std::fs::create_dir_all(&folder)
-        .with_context(|| format!("cannot create the folder {}", folder.display()))?;
-    Ok(folder)
 }

@@ -20,8 +20,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::sync::mpsc;
 
-use crate::demo::interrupted;
 use crate::page::{Board, Mode, Page, Stage};
+use crate::round::interrupted;
 use crate::setup;
 use engines::Engines;
 use gateway::{Gateway, Opponent};

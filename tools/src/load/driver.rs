@@ -80,7 +80,8 @@ pub trait Watch {
 
 /// A workload under way: phases are played one after another, and go on where the last ended.
 pub struct Driver {
-    client: Client,
+    /// Request n takes client n mod their number, and so do its later turns.
+    clients: Vec<Client>,
     workload: Box<dyn Workload>,
     next: Option<Request>,
     /// Later turns, by when they are due.
@@ -152,10 +153,16 @@ impl Running {
 impl Driver {
     /// A driver at the workload's beginning.
     #[must_use]
-    pub fn new(client: Client, mut workload: Box<dyn Workload>) -> Self {
+    pub fn new(client: Client, workload: Box<dyn Workload>) -> Self {
+        Self::over(vec![client], workload)
+    }
+
+    /// The same over several clients, which requests take in turn; without any, all fail.
+    #[must_use]
+    pub fn over(clients: Vec<Client>, mut workload: Box<dyn Workload>) -> Self {
         let next = workload.next();
         Self {
-            client,
+            clients,
             workload,
             next,
             later: BinaryHeap::new(),
@@ -261,9 +268,14 @@ impl Driver {
             watch.ended(self.record(run, &request, outcome));
             return;
         }
+        let turn = request.id % (self.clients.len() as u64).max(1);
+        let Some(client) = self.clients.get(turn as usize).cloned() else {
+            let outcome = Outcome::failed(Failure::Connect);
+            watch.ended(self.record(run, &request, outcome));
+            return;
+        };
         run.in_flight += 1;
-        let (client, report, mut stop) =
-            (self.client.clone(), run.report.clone(), run.stop.clone());
+        let (report, mut stop) = (run.report.clone(), run.stop.clone());
         tokio::spawn(async move {
             let outcome = tokio::select! {
                 outcome = client.ask(&request, request.turns_left > 0) => outcome,

@@ -97,6 +97,74 @@ fn sum(page: &str, name: &str) -> Option<f64> {
     values.reduce(|sum, value| sum + value)
 }
 
+/// A histogram of seconds, as Prometheus has it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Histogram {
+    /// Upper bounds in seconds, ascending, with the count of all values up to each; the last is
+    /// infinite.
+    buckets: Vec<(f64, f64)>,
+}
+
+impl Histogram {
+    /// Adds the histogram `name` of a metrics page; none on the page adds nothing.
+    fn add(&mut self, page: &str, name: &str) {
+        for line in page.lines() {
+            let rest = line
+                .strip_prefix(name)
+                .and_then(|rest| rest.strip_prefix("_bucket{"));
+            let Some((labels, value)) = rest.and_then(|rest| rest.rsplit_once('}')) else {
+                continue;
+            };
+            let bound = labels
+                .split_once("le=\"")
+                .and_then(|(_, rest)| rest.split('"').next());
+            let (Some(Ok(bound)), Ok(count)) =
+                (bound.map(str::parse::<f64>), value.trim().parse::<f64>())
+            else {
+                continue;
+            };
+            match self.buckets.iter_mut().find(|(found, _)| *found == bound) {
+                Some((_, sum)) => *sum += count,
+                None => self.buckets.push((bound, count)),
+            }
+        }
+        self.buckets
+            .sort_by(|(one, _), (two, _)| one.total_cmp(two));
+    }
+
+    /// What came after `before`.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let earlier = |bound: f64| {
+            let found = before.buckets.iter().find(|(found, _)| *found == bound);
+            found.map_or(0.0, |(_, count)| *count)
+        };
+        let buckets = self.buckets.iter();
+        let buckets = buckets.map(|&(bound, count)| (bound, count - earlier(bound)));
+        Self {
+            buckets: buckets.collect(),
+        }
+    }
+
+    /// The value that a share of all (0 to 1) does not exceed, in seconds, as Prometheus'
+    /// `histogram_quantile` gives it: a straight line within the bucket, and the last finite bound
+    /// beyond all of them. `None` without values.
+    #[must_use]
+    pub fn quantile(&self, share: f64) -> Option<f64> {
+        let total = self.buckets.last().map(|(_, count)| *count)?;
+        let rank = share * total;
+        let (mut low, mut below) = (0.0, 0.0);
+        for &(bound, count) in &self.buckets {
+            if count >= rank && count > below {
+                let high = if bound.is_finite() { bound } else { low };
+                return Some(low + (high - low) * (rank - below) / (count - below));
+            }
+            (low, below) = (bound, count);
+        }
+        None
+    }
+}
+
 /// Asks engines for what they counted, and simulated ones for more.
 pub struct Engines {
     pool: Pool<HttpConnector, Full<Bytes>>,
@@ -121,6 +189,19 @@ impl Engines {
         for address in &self.addresses {
             let page = self.call(Method::GET, address, "/metrics", "").await?;
             all.push(Counters::parse(&page).with_context(|| format!("http://{address}/metrics"))?);
+        }
+        Ok(all)
+    }
+
+    /// A histogram over all engines.
+    ///
+    /// # Errors
+    /// If an engine does not answer.
+    pub async fn histogram(&self, name: &str) -> anyhow::Result<Histogram> {
+        let mut all = Histogram::default();
+        for address in &self.addresses {
+            let page = self.call(Method::GET, address, "/metrics", "").await?;
+            all.add(&page, name);
         }
         Ok(all)
     }
@@ -231,6 +312,25 @@ mod tests {
         assert_eq!(Counters::parse(PAGE).unwrap(), expected);
         assert!((expected.hit_rate() - 0.4956).abs() < 1e-4);
         assert_eq!(expected.since(&expected), Counters::default());
+    }
+
+    #[test]
+    fn quantiles_of_a_histogram_lie_within_their_bucket() {
+        const PAGE: &str = "t_bucket{engine=\"0\",le=\"0.1\"} 10\n\
+            t_bucket{engine=\"0\",le=\"0.2\"} 30\n\
+            t_bucket{engine=\"0\",le=\"+Inf\"} 40\n\
+            t_sum{engine=\"0\"} 9\n";
+        let mut two = Histogram::default();
+        assert_eq!(two.quantile(0.5), None);
+        two.add(PAGE, "t");
+        let one = two.clone();
+        two.add(PAGE, "t");
+        assert_eq!(two.since(&one), one);
+        assert_eq!(one.since(&one).quantile(0.5), None);
+        // 20 of 40: the middle of the 20 between 0.1 and 0.2.
+        assert!((two.quantile(0.5).unwrap() - 0.15).abs() < 1e-9);
+        assert!((two.quantile(0.1).unwrap() - 0.04).abs() < 1e-9);
+        assert_eq!(two.quantile(0.9), Some(0.2));
     }
 
     #[test]

@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::load::engines::Histogram;
+
 /// One policy's run.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
@@ -24,15 +26,24 @@ pub struct Run {
     pub hit_rate: f64,
     /// Milliseconds to the first token, ascending.
     pub ttft_ms: Vec<f64>,
+    /// Milliseconds to the end of the answer, ascending.
+    pub answer_ms: Vec<f64>,
+    /// Times to the first token as the engines counted them, the way to them left out; for answers
+    /// that come as a whole there is no other.
+    pub engine_ttft: Histogram,
     /// Tokens a second that the engines produced.
     pub output_tokens_per_s: f64,
     /// Requests per host, as the hosts counted.
     pub shares: Vec<(String, u64)>,
     /// Requests per kind of decision, as the filter counted; empty without the filter.
     pub decisions: BTreeMap<String, u64>,
+    /// Mean µs of the filter's decisions; `None` without the filter.
+    pub decision_us: Option<f64>,
+    /// Processor time of all Envoys for each request, in µs.
+    pub envoy_cpu_us: Option<f64>,
     /// Hit rate over time: seconds from the start of measuring, share since the point before.
     pub hits: Vec<(f64, f64)>,
-    /// 99 % of the requests were sent at most this late, in milliseconds.
+    /// 99 % of the requests were sent at most this late, in milliseconds of engine time.
     pub lag_p99_ms: f64,
     /// Engine time that was lost because the machine was too slow, as a share of all.
     pub lost: f64,
@@ -42,8 +53,19 @@ impl Run {
     /// The TTFT that so many of the requests (0 to 1) do not exceed, by nearest rank.
     #[must_use]
     pub fn ttft(&self, share: f64) -> Option<f64> {
-        let rank = (share * self.ttft_ms.len() as f64).ceil().max(1.0) as usize;
-        self.ttft_ms.get(rank - 1).copied()
+        nearest(&self.ttft_ms, share)
+    }
+
+    /// The time to the whole answer that so many of the requests do not exceed.
+    #[must_use]
+    pub fn answer(&self, share: f64) -> Option<f64> {
+        nearest(&self.answer_ms, share)
+    }
+
+    /// The TTFT within the engines, in milliseconds.
+    #[must_use]
+    pub fn engine_ttft_ms(&self, share: f64) -> Option<f64> {
+        Some(self.engine_ttft.quantile(share)? * 1000.0)
     }
 
     /// The busiest host's requests by the mean's; 0 without requests.
@@ -62,11 +84,65 @@ impl Run {
         most as f64 * self.shares.len() as f64 / total as f64
     }
 
+    /// The idlest host's requests by the mean's; 0 without requests.
+    #[must_use]
+    pub fn min_over_mean(&self) -> f64 {
+        let requests = self.shares.iter().map(|(_, requests)| *requests);
+        let total: u64 = requests.clone().sum();
+        let least = requests.min().unwrap_or(0);
+        if total == 0 {
+            return 0.0;
+        }
+        least as f64 * self.shares.len() as f64 / total as f64
+    }
+
     /// Failed requests.
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.errors.values().sum()
     }
+
+    /// What went wrong with measuring it, in sentences.
+    #[must_use]
+    pub fn doubts(&self) -> Vec<String> {
+        let mut doubts = self.slowness();
+        if self.failed() > 0 {
+            let errors = self.errors.iter();
+            let errors = errors.map(|(kind, count)| format!("{kind} {count}"));
+            let errors: Vec<String> = errors.collect();
+            let policy = self.policy;
+            doubts.push(format!("{policy}: requests failed: {}.", errors.join(", ")));
+        }
+        doubts
+    }
+
+    /// Where the machine did not keep up, in sentences.
+    #[must_use]
+    pub fn slowness(&self) -> Vec<String> {
+        let policy = self.policy;
+        let mut doubts = Vec::new();
+        if self.lag_p99_ms > LAG_DOUBT_MS {
+            doubts.push(format!(
+                "{policy}: 1 % of the requests left more than {:.0} ms late, because this machine \
+                 was busy; TTFT contains that.",
+                self.lag_p99_ms
+            ));
+        }
+        if self.lost > LOST_DOUBT {
+            doubts.push(format!(
+                "{policy}: the engines lost {:.1} % of their time to a busy machine; all times \
+                 are too long by about that.",
+                self.lost * 100.0
+            ));
+        }
+        doubts
+    }
+}
+
+/// The value that a share of ascending values does not exceed, by nearest rank.
+fn nearest(sorted: &[f64], share: f64) -> Option<f64> {
+    let rank = (share * sorted.len() as f64).ceil().max(1.0) as usize;
+    sorted.get(rank - 1).copied()
 }
 
 /// All runs, and what they have in common.
@@ -151,33 +227,7 @@ impl Report {
     /// What went wrong with measuring, in sentences; empty if the figures can be believed.
     #[must_use]
     pub fn doubts(&self) -> Vec<String> {
-        let mut doubts = Vec::new();
-        for run in &self.runs {
-            let policy = run.policy;
-            if run.lag_p99_ms > LAG_DOUBT_MS {
-                doubts.push(format!(
-                    "{policy}: 1 % of the requests left more than {:.0} ms late, because this \
-                     machine was busy; TTFT contains that.",
-                    run.lag_p99_ms
-                ));
-            }
-            if run.lost > LOST_DOUBT {
-                doubts.push(format!(
-                    "{policy}: the engines lost {:.1} % of their time to a busy machine; all \
-                     times are too long by about that.",
-                    run.lost * 100.0
-                ));
-            }
-            if run.failed() > 0 {
-                let errors = run
-                    .errors
-                    .iter()
-                    .map(|(kind, count)| format!("{kind} {count}"));
-                let errors: Vec<String> = errors.collect();
-                doubts.push(format!("{policy}: requests failed: {}.", errors.join(", ")));
-            }
-        }
-        doubts
+        self.runs.iter().flat_map(Run::doubts).collect()
     }
 }
 

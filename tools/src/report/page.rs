@@ -13,15 +13,7 @@ const STYLE: &str = include_str!("page.css");
 /// # Errors
 /// If a plot cannot be drawn.
 pub fn render(report: &Report) -> anyhow::Result<String> {
-    let mut out = String::with_capacity(64 * 1024);
-    let _ = write!(
-        out,
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n\
-         <title>prefix-router: demo</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
-         <h1>The same load, three ways to choose the engine</h1>\n"
-    );
+    let mut out = begin("demo", "The same load, three ways to choose the engine");
     if let Some((ours, others)) = report.runs.split_last() {
         for line in others.iter().filter_map(|base| gain(base, ours)) {
             let _ = writeln!(out, "<p class=\"gain\">{}</p>", escape(&line));
@@ -38,30 +30,51 @@ pub fn render(report: &Report) -> anyhow::Result<String> {
         ("Cache hits over time", plots::hits(report)?),
         ("Requests per host", plots::shares(report)?),
     ] {
-        let name = escape(title);
-        let svg = svg.replacen(
-            "<svg ",
-            &format!("<svg role=\"img\" aria-label=\"{name}\" "),
-            1,
-        );
-        let _ = writeln!(
-            out,
-            "<figure><figcaption>{name}</figcaption>\n{svg}</figure>"
-        );
+        out.push_str(&figure(title, &svg));
     }
     let _ = writeln!(out, "</div>");
     hosts(&mut out, report);
+    end(&mut out, &report.conditions, report.seed, &report.commit);
+    Ok(out)
+}
+
+/// A page's beginning, with its name in the title.
+#[must_use]
+pub fn begin(name: &str, heading: &str) -> String {
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n\
+         <title>prefix-router: {}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
+         <h1>{}</h1>\n",
+        escape(name),
+        escape(heading)
+    )
+}
+
+/// A plot under its title.
+#[must_use]
+pub fn figure(title: &str, svg: &str) -> String {
+    let name = escape(title);
+    let svg = svg.replacen(
+        "<svg ",
+        &format!("<svg role=\"img\" aria-label=\"{name}\" "),
+        1,
+    );
+    format!("<figure><figcaption>{name}</figcaption>\n{svg}</figure>\n")
+}
+
+/// A page's end: what its figures hold for.
+pub fn end(out: &mut String, conditions: &[String], seed: u64, commit: &str) {
     let _ = writeln!(out, "<h2>Conditions</h2>\n<ul>");
-    for condition in &report.conditions {
+    for condition in conditions {
         let _ = writeln!(out, "<li>{}</li>", escape(condition));
     }
     let _ = writeln!(
         out,
-        "<li>Seed {}, commit {}.</li>\n</ul>\n</body>\n</html>",
-        report.seed,
-        escape(&report.commit)
+        "<li>Seed {seed}, commit {}.</li>\n</ul>\n</body>\n</html>",
+        escape(commit)
     );
-    Ok(out)
 }
 
 fn figures(out: &mut String, report: &Report) {
@@ -149,7 +162,9 @@ fn ms(value: Option<f64>) -> String {
     value.map_or("–".into(), |ms| format!("{ms:.0}"))
 }
 
-fn escape(text: &str) -> String {
+/// A text as HTML shows it.
+#[must_use]
+pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")

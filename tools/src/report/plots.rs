@@ -27,7 +27,8 @@ fn colour(index: usize) -> RGBColor {
     RUNS.get(index % RUNS.len()).copied().unwrap_or(INK)
 }
 
-type Drawn = anyhow::Result<String>;
+/// A plot as SVG.
+pub type Drawn = anyhow::Result<String>;
 
 /// The share of requests whose first token came within a time.
 ///
@@ -131,7 +132,8 @@ pub fn shares(report: &Report) -> Drawn {
     )
 }
 
-type Chart<'a, 'b, X> =
+/// A plot under way.
+pub type Chart<'a, 'b, X> =
     ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, plotters::coord::types::RangedCoordf64>>;
 
 fn draw<X>(
@@ -140,6 +142,26 @@ fn draw<X>(
     y: std::ops::Range<f64>,
     names: [&str; 2],
     series: impl for<'a, 'b> Fn(&mut Chart<'a, 'b, X::CoordDescType>, usize, &Run) -> anyhow::Result<()>,
+) -> Drawn
+where
+    X: AsRangedCoord<Value = f64>,
+    X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    frame(x, y, names, |chart| {
+        let mut runs = report.runs.iter().enumerate();
+        runs.try_for_each(|(index, run)| series(chart, index, run))
+    })
+}
+
+/// Axes with these names and ranges, and what `fill` draws between them.
+///
+/// # Errors
+/// If drawing fails.
+pub fn frame<X>(
+    x: X,
+    y: std::ops::Range<f64>,
+    names: [&str; 2],
+    fill: impl for<'a, 'b> Fn(&mut Chart<'a, 'b, X::CoordDescType>) -> anyhow::Result<()>,
 ) -> Drawn
 where
     X: AsRangedCoord<Value = f64>,
@@ -174,15 +196,14 @@ where
             .y_desc(y_name)
             .draw()
             .map_err(failed)?;
-        for (index, run) in report.runs.iter().enumerate() {
-            series(&mut chart, index, run)?;
-        }
+        fill(&mut chart)?;
         area.present().map_err(failed)?;
     }
     Ok(svg)
 }
 
-fn failed(error: impl std::fmt::Display) -> anyhow::Error {
+/// A plotter's error as ours.
+pub fn failed(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("cannot draw a plot: {error}")
 }
 

@@ -92,6 +92,18 @@ pub fn commit() -> String {
     )
 }
 
+/// The folder `name` in the target folder, made if need be: for results and logs.
+///
+/// # Errors
+/// If there is no such folder and none can be made.
+pub fn results(name: &str) -> Result<PathBuf> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    let folder = root()?.join(target).join(name);
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("cannot create the folder {}", folder.display()))?;
+    Ok(folder)
+}
+
 /// `prefix-router setup`
 #[derive(Args, Debug)]
 pub struct SetupArgs {

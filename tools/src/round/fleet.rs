@@ -1,4 +1,4 @@
-//! The demo's engines: child processes of this very program.
+//! A round's engines: child processes of this very program.
 //!
 //! Guarantee: they end with the fleet, and with this process however that ends. Not here: what an
 //! engine does (engine/).
@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use tokio::time::sleep;
 
-use super::settings::Settings;
 use crate::load::engines::Engines;
 
 /// An engine is up in a tenth of a second; a machine that compiles takes longer.
@@ -22,7 +21,7 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 const GUARD: &str = "read -r _; kill -TERM \"$@\" 2>/dev/null";
 
 /// Running engines.
-pub(super) struct Fleet {
+pub(crate) struct Fleet {
     /// Their pages.
     pub engines: Engines,
     /// Where they listen.
@@ -33,18 +32,18 @@ pub(super) struct Fleet {
 
 impl Fleet {
     /// Starts the engines, with logs in `folder`, and waits until all of them are well.
-    pub(super) async fn start(settings: &Settings, folder: &Path) -> anyhow::Result<Self> {
+    pub(crate) async fn start(
+        ports: &[u16],
+        kv_tokens: u64,
+        folder: &Path,
+    ) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
-        let addresses: Vec<SocketAddr> = settings
-            .engine_ports
+        let addresses: Vec<SocketAddr> = ports
             .iter()
             .map(|&port| (Ipv4Addr::LOCALHOST, port).into())
             .collect();
         for address in &addresses {
             free(address, "--engine-port")?;
-        }
-        if settings.port != 0 {
-            free(&(Ipv4Addr::LOCALHOST, settings.port).into(), "--port")?;
         }
         let names = addresses.iter().map(ToString::to_string).collect();
         let mut fleet = Self {
@@ -60,7 +59,7 @@ impl Fleet {
                 File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
             let child = Command::new(&program)
                 .args(["engine", "--port", &port, "--kv-tokens"])
-                .arg(settings.kv_tokens.to_string())
+                .arg(kv_tokens.to_string())
                 .stdin(Stdio::null())
                 .stdout(file.try_clone()?)
                 .stderr(file)
@@ -92,13 +91,13 @@ impl Fleet {
     }
 
     /// Empties caches and counters: the next policy starts as the first one did.
-    pub(super) async fn cool(&self) -> anyhow::Result<()> {
+    pub(crate) async fn cool(&self) -> anyhow::Result<()> {
         self.engines.post("/sim/flush", "{}").await?;
         self.engines.post("/sim/reset-counters", "{}").await
     }
 
     /// Sets the speed of all clocks.
-    pub(super) async fn clock(&self, speed: f64) -> anyhow::Result<()> {
+    pub(crate) async fn clock(&self, speed: f64) -> anyhow::Result<()> {
         let body = format!("{{\"speed\": {speed}}}");
         self.engines.post("/sim/clock", &body).await
     }
@@ -121,7 +120,7 @@ impl Drop for Fleet {
 }
 
 /// Refuses a port that somebody listens on; `flag` chooses another.
-fn free(address: &SocketAddr, flag: &str) -> anyhow::Result<()> {
+pub(crate) fn free(address: &SocketAddr, flag: &str) -> anyhow::Result<()> {
     TcpListener::bind(address).map(drop).with_context(|| {
         format!(
             "cannot listen on {address}: if another demo runs, wait for it or stop it; if another \

@@ -1,4 +1,4 @@
-//! How far the demo is, on standard error.
+//! How far a round is, on standard error.
 //!
 //! Guarantee: a terminal gets one line that changes, anything else a line every ten seconds. Not
 //! here: results.
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use crate::load::driver::{Record, Watch};
 use crate::load::stats::Tally;
 
-/// Where standard error is no terminal, a line this often says that the demo lives.
+/// Where standard error is no terminal, a line this often says that the round lives.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// Columns of the narrowest terminal that is served.
 const WIDTH: usize = 79;
 
 /// One stage of a run, watched.
-pub(super) struct Stage {
+pub(crate) struct Stage {
     /// What came back so far.
     pub tally: Tally,
     title: String,
@@ -26,11 +26,11 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// A stage under this title, with its end in words.
-    pub(super) fn new(title: String, of: String) -> Self {
+    /// A stage under this title, with its end in words and an empty tally.
+    pub(crate) fn new(title: String, of: String, tally: Tally) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let stage = Self {
-            tally: Tally::default(),
+            tally,
             title,
             of,
             terminal,
@@ -41,7 +41,7 @@ impl Stage {
     }
 
     /// Ends the stage's line with its result.
-    pub(super) fn end(self, result: &str) {
+    pub(crate) fn end(self, result: &str) {
         self.say(result);
         if self.terminal {
             eprintln!();
