@@ -9,6 +9,7 @@ mod decision;
 mod http;
 mod live;
 mod overhead;
+mod sixteen;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -30,6 +31,8 @@ enum What {
     Conversations(conversations::ConversationsArgs),
     /// What `simulate` says against engines and Envoy in real time, for the same requests
     Agreement(agreement::AgreementArgs),
+    /// The sixteen setups of AWS's announcement, each with random routing and with the filter
+    Sixteen(Box<sixteen::SixteenArgs>),
 }
 
 /// Runs `prefix-router bench`.
@@ -39,5 +42,6 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         What::Overhead(args) => overhead::run(args),
         What::Conversations(args) => conversations::run(args),
         What::Agreement(args) => agreement::run(args),
+        What::Sixteen(args) => sixteen::run(args),
     }
 }

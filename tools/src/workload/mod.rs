@@ -12,6 +12,7 @@ pub mod conversations;
 pub mod documents;
 pub mod lengths;
 pub mod options;
+pub mod several;
 pub mod single;
 pub mod text;
 pub mod trace;
