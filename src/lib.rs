@@ -32,6 +32,7 @@ pub mod payload;
 pub mod placement;
 pub mod pool;
 pub mod popularity;
+pub mod prefill;
 pub mod prefix;
 pub mod request;
 pub mod route;

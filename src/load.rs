@@ -75,6 +75,8 @@ pub enum Change {
     Book(Booking),
     /// The first byte of the answer came: the pending tokens are computed.
     Settle(Booking),
+    /// The pending tokens should be computed by now; the answer is still to come.
+    Computed(Booking),
     /// The request ended; what is still pending goes with it.
     Release(Booking),
     /// The host failed a request: nothing of it is pending any more.
@@ -92,7 +94,7 @@ pub const NO_CHANGES: Changes = [None, None];
 pub struct Load {
     /// Requests sent and not ended.
     pub in_flight: u32,
-    /// Estimated uncached prompt tokens of requests whose first byte has not come.
+    /// Estimated uncached prompt tokens that it has yet to compute.
     pub pending: u32,
     /// Requests that it failed lately, halved every [`FAILURES_HALVE_MS`].
     pub failures: u32,
@@ -222,6 +224,7 @@ impl Loads {
     fn apply(&mut self, change: Change, hand: Hand) {
         let (Change::Book(booking)
         | Change::Settle(booking)
+        | Change::Computed(booking)
         | Change::Release(booking)
         | Change::Fail(booking)) = change;
         let at = record(booking.seat.slot);
@@ -231,7 +234,7 @@ impl Loads {
         match change {
             Change::Fail(_) => self.fail(booking.seat),
             Change::Settle(_) => self.set_word(at + 16, self.word(at + 16).wrapping_add(1)),
-            Change::Book(_) | Change::Release(_) => {}
+            Change::Book(_) | Change::Computed(_) | Change::Release(_) => {}
         }
         let load = self.of(booking.seat);
         let (in_flight, pending) = match change {
@@ -239,7 +242,7 @@ impl Loads {
                 load.in_flight.saturating_add(1),
                 load.pending.saturating_add(booking.pending),
             ),
-            Change::Settle(_) | Change::Fail(_) => {
+            Change::Settle(_) | Change::Computed(_) | Change::Fail(_) => {
                 (load.in_flight, load.pending.saturating_sub(booking.pending))
             }
             Change::Release(_) => (
@@ -270,7 +273,7 @@ impl Loads {
                 }
                 self.shares.add(part(booking, 1));
             }
-            Change::Settle(booking) | Change::Fail(booking) => {
+            Change::Settle(booking) | Change::Computed(booking) | Change::Fail(booking) => {
                 self.shares.remove(part(booking, 0));
             }
             Change::Release(booking) => self.shares.remove(part(booking, 1)),

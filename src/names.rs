@@ -55,7 +55,7 @@ pub const DECISIONS: &str = "prefix_router_decisions_total";
 pub const ABSTAIN: &str = "prefix_router_abstain_total";
 /// Requests in flight on a host.
 pub const IN_FLIGHT: &str = "prefix_router_in_flight";
-/// Estimated uncached prompt tokens of requests whose first byte has not come.
+/// Estimated uncached prompt tokens that a host has yet to compute.
 pub const PENDING_TOKENS: &str = "prefix_router_pending_tokens";
 /// Hosts of a pool by state.
 pub const HOSTS: &str = "prefix_router_hosts";

@@ -10,9 +10,10 @@ use crate::cost::{self, Constants, Offer, Query};
 use crate::hosts::State;
 use crate::index::{HostRef, Page};
 use crate::learned::{Expectation, Learned, MARGIN_TOKENS, Report};
-use crate::load::{Ledger, Loads, Seat};
+use crate::load::{Changes, Ledger, Loads, NO_CHANGES, Seat};
 use crate::placement::{HostId, WEIGHT_MAX};
 use crate::popularity::{self, Heat, Rung};
+use crate::prefill::{Due, Prefill};
 use crate::prefix::{BYTES_PER_TOKEN, Key, Kinds, Prompt, mix};
 use crate::request::Request;
 use crate::route::{self, Abstain, Bounds, Candidate, Decision, Placement};
@@ -187,6 +188,8 @@ pub struct Plan {
     /// Deeper than the floor, shallow to deep.
     trail: Vec<Step>,
     affinity: bool,
+    /// Whether the answer is streamed.
+    stream: bool,
 }
 
 /// A checkpoint in the index.
@@ -209,6 +212,20 @@ pub struct Placed {
     pub position: u64,
     /// What the engine's answer can be compared with; `None` in `fixed` mode.
     pub expected: Option<Expected>,
+    /// What is known of the time that its prompt takes; `None` if it is not booked.
+    pub sent: Option<Sent>,
+}
+
+/// A request on its way to its first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    at_ms: u64,
+    seat: Seat,
+    /// Pending tokens of its host, its own among them.
+    waiting: u32,
+    stream: bool,
+    /// Where its pending tokens are, if it does not have them itself.
+    due: Option<Due>,
 }
 
 impl Placed {
@@ -220,6 +237,7 @@ impl Placed {
             key: None,
             position: 0,
             expected: None,
+            sent: None,
         }
     }
 }
@@ -282,6 +300,7 @@ pub struct Router {
     sketch: String,
     index: String,
     learned: RefCell<Learned>,
+    prefill: RefCell<Prefill>,
 }
 
 impl Router {
@@ -293,6 +312,7 @@ impl Router {
             sketch: format!("prefix_router.1.sketch.{pool}"),
             index: format!("prefix_router.1.index.{pool}"),
             learned: RefCell::default(),
+            prefill: RefCell::default(),
         }
     }
 
@@ -339,6 +359,7 @@ impl Router {
             floor: 0.0,
             trail: Vec::new(),
             affinity,
+            stream: prompt.stream,
         }
     }
 
@@ -380,26 +401,29 @@ impl Router {
         store: &impl Store,
         ledger: &Ledger,
     ) -> Result<Placed, Outdated> {
-        let hosts = view.candidates_at(now_ms, self.rules.slow_start_ms);
         let Rule::Adaptive { constants, .. } = self.rules.rule else {
-            return self.place_fixed(plan, view, &hosts, request, store, ledger);
+            return self.place_fixed(plan, view, request, now_ms, store, ledger);
         };
+        let hosts = view.candidates_at(now_ms, self.rules.slow_start_ms);
         let page = (!plan.trail.is_empty()).then(|| Page::read(store, &self.index, plan.key));
         let known = page
             .as_ref()
             .map_or(Vec::new(), |page| known(page, plan, &hosts));
         let query = self.query(plan, &hosts, &known);
+        self.end_overdue(now_ms, store, ledger);
         let (placement, choice) = request.place(store, ledger, !self.rules.observes, |loads| {
             check(loads, view)?;
             let choice = cost::decide(&query, loads, &constants);
+            let waiting = waiting(loads, &choice.placement, choice.pending);
             Ok((
                 self.or_reject(choice.placement.clone()),
                 choice.pending,
-                choice,
+                (choice, waiting),
             ))
         })?;
+        let waiting = choice.as_ref().map_or(0, |(_, waiting)| *waiting);
         let expected = match (choice, placement.hosts.first()) {
-            (Some(choice), Some(host)) => {
+            (Some((choice, _)), Some(host)) => {
                 if let Some(page) = page {
                     let kept: Vec<Key> = plan
                         .trail
@@ -418,7 +442,68 @@ impl Router {
             key: Some(plan.key),
             position: plan.position,
             expected,
+            sent: self.sent(plan, request, waiting, now_ms),
         })
+    }
+
+    /// Ends the pending tokens of an answer in one piece by time.
+    fn sent(&self, plan: &Plan, request: &mut Request, waiting: u32, at_ms: u64) -> Option<Sent> {
+        let seat = request.seat()?;
+        let mut prefill = self.prefill.borrow_mut();
+        let due = match plan.stream {
+            true => None,
+            false => prefill.take_over(request, waiting, at_ms),
+        };
+        Some(Sent {
+            at_ms,
+            seat,
+            waiting,
+            stream: plan.stream,
+            due,
+        })
+    }
+
+    /// The answer to a placed request comes, or its end: what is still pending of it is its own
+    /// again.
+    pub fn give_back(&self, placed: &Placed, request: &mut Request) -> Changes {
+        let due = placed.sent.and_then(|sent| sent.due);
+        let given = due.and_then(|due| self.prefill.borrow_mut().give_back(due));
+        given.map_or(NO_CHANGES, |given| request.take_pending(given))
+    }
+
+    /// The first byte of the answer to a placed request came; `well` if it is no error.
+    pub fn answered(
+        &self,
+        placed: &Placed,
+        request: &mut Request,
+        well: bool,
+        now_ms: impl FnOnce() -> u64,
+    ) -> Changes {
+        let changes = request.answered();
+        if let Some(sent) = &placed.sent
+            && well
+            && sent.stream
+            && changes != NO_CHANGES
+            && request.seat() == Some(sent.seat)
+        {
+            let ms = now_ms().saturating_sub(sent.at_ms);
+            self.prefill.borrow_mut().learn(sent.waiting, ms);
+        }
+        changes
+    }
+
+    /// Ends what is pending of requests whose prompts should have been computed by now.
+    pub fn end_overdue(&self, now_ms: u64, store: &impl Store, ledger: &Ledger) {
+        // Ends: each turn takes one or two of a bounded number away.
+        loop {
+            let mut prefill = self.prefill.borrow_mut();
+            let changes = [prefill.overdue(now_ms), prefill.overdue(now_ms)];
+            drop(prefill);
+            if changes == NO_CHANGES {
+                return;
+            }
+            ledger.transact(store, |_| ((), changes));
+        }
     }
 
     fn query<'a>(&self, plan: &Plan, hosts: &'a [Candidate], known: &'a [f64]) -> Query<'a> {
@@ -445,22 +530,27 @@ impl Router {
         &self,
         plan: &Plan,
         view: &View,
-        hosts: &[Candidate],
         request: &mut Request,
+        now_ms: u64,
         store: &impl Store,
         ledger: &Ledger,
     ) -> Result<Placed, Outdated> {
+        let hosts = view.candidates_at(now_ms, self.rules.slow_start_ms);
         let pending = plan.tokens as u32;
-        let (placement, _) = request.place(store, ledger, !self.rules.observes, |loads| {
+        self.end_overdue(now_ms, store, ledger);
+        let (placement, waiting) = request.place(store, ledger, !self.rules.observes, |loads| {
             check(loads, view)?;
-            let placement = route::decide(plan.key, hosts, loads, self.rules.bounds);
-            Ok((self.or_reject(placement), pending, ()))
+            let placement = route::decide(plan.key, &hosts, loads, self.rules.bounds);
+            let waiting = waiting(loads, &placement, pending);
+            Ok((self.or_reject(placement), pending, waiting))
         })?;
+        let sent = self.sent(plan, request, waiting.unwrap_or_default(), now_ms);
         Ok(Placed {
             placement,
             key: Some(plan.key),
             position: plan.position,
             expected: None,
+            sent,
         })
     }
 
@@ -582,6 +672,12 @@ impl Plan {
             trail: self.trail.clone(),
         }
     }
+}
+
+/// What will be pending on the first host of a placement, with so much of the request's own.
+fn waiting(loads: &Loads, placement: &Placement, own: u32) -> u32 {
+    let first = placement.hosts.first();
+    first.map_or(own, |host| loads.of(host.seat).pending.saturating_add(own))
 }
 
 fn check(loads: &Loads, view: &View) -> Result<(), Outdated> {

@@ -74,6 +74,8 @@ pub struct Request {
     booking: Option<Booking>,
     /// Whether its end is that of a complete answer, which then settles it.
     complete: bool,
+    /// Whether somebody ends its pending tokens by time, so that its answer will find none.
+    unanswered: bool,
     ended: bool,
 }
 
@@ -83,6 +85,7 @@ impl Default for Request {
             stage: Stage::New,
             booking: None,
             complete: false,
+            unanswered: false,
             ended: false,
         }
     }
@@ -207,8 +210,36 @@ impl Request {
         [left, self.booking.map(Change::Book)]
     }
 
+    /// Where the request is booked.
+    #[must_use]
+    pub fn seat(&self) -> Option<Seat> {
+        self.booking.map(|booking| booking.seat)
+    }
+
+    /// Hands the pending tokens to somebody who ends them by time: the request has none from now
+    /// on, but its answer is still to come. `None` if it has none.
+    pub fn give_pending(&mut self) -> Option<Booking> {
+        let own = self.booking.as_mut().filter(|own| own.pending > 0)?;
+        let given = *own;
+        own.pending = 0;
+        self.unanswered = true;
+        Some(given)
+    }
+
+    /// Takes back what [`Self::give_pending`] gave.
+    pub fn take_pending(&mut self, given: Booking) -> Changes {
+        match &mut self.booking {
+            Some(own) if own.seat == given.seat => {
+                own.pending = given.pending;
+                NO_CHANGES
+            }
+            _ => [Some(Change::Computed(given)), None],
+        }
+    }
+
     /// The host that serves the request failed it. What follows of the answer is none.
     pub fn failed(&mut self) -> Changes {
+        self.unanswered = false;
         let failed = self.booking.as_mut().map(|booking| {
             let failed = *booking;
             booking.pending = 0;
@@ -224,8 +255,9 @@ impl Request {
 
     /// The first byte of the answer's body came: nothing is pending any more.
     pub fn answered(&mut self) -> Changes {
+        let owes = std::mem::take(&mut self.unanswered);
         match &mut self.booking {
-            Some(booking) if booking.pending > 0 => {
+            Some(booking) if booking.pending > 0 || owes => {
                 let settled = *booking;
                 booking.pending = 0;
                 [Some(Change::Settle(settled)), None]

@@ -244,6 +244,15 @@ mod tests {
     }
 
     #[test]
+    fn a_host_at_work_on_a_long_answer_in_one_piece_is_not_taken_for_one_that_hangs() {
+        let mut pool = Pool::new();
+        let booking = pool.book("a:1", 100);
+        pool.ledger.apply(&pool.store, Change::Computed(booking));
+        pool.poll(0);
+        assert!(pool.others_answer(60_000).is_empty());
+    }
+
+    #[test]
     fn a_vm_that_takes_over_keeps_what_was_found() {
         let mut pool = Pool::new();
         let booking = pool.book("a:1", 100);

@@ -1,6 +1,6 @@
 //! Proves that the load counters equal a model of them at each step, whatever order the proxy's
 //! callbacks come in, over several workers, lost races, refused writes, panics, VMs that are slow or
-//! dead, and host flaps.
+//! dead, host flaps, and pending tokens that end by time.
 //! A failing case is printed and can be replayed by its seed.
 
 #![allow(clippy::unwrap_used)]
@@ -12,6 +12,7 @@ use std::convert::Infallible;
 use prefix_router::index::HostRef;
 use prefix_router::load::{self, Changes, Ledger, STOPPED_MS, Seat, Slot};
 use prefix_router::placement::HostId;
+use prefix_router::prefill::{Due, Prefill};
 use prefix_router::prefix::Key;
 use prefix_router::request::Request;
 use prefix_router::route::{self, Bounds, Candidate};
@@ -55,6 +56,7 @@ enum Step {
         worker: usize,
         key: u64,
         pending: u32,
+        stream: bool,
     },
     /// Response headers name the host; `None` is a host that is not ours.
     ServedBy { request: usize, host: Option<usize> },
@@ -80,6 +82,8 @@ enum Step {
     Refuse,
     /// The worker's tick.
     Tick { worker: usize },
+    /// Time passes.
+    Pass { ms: u64 },
     /// Time passes in which only the VMs that are not slow say that they run; then what the others
     /// had in flight is taken back.
     TakeBack { slow: BTreeSet<usize> },
@@ -88,8 +92,11 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let any = || any::<usize>();
     let step = prop_oneof![
-        8 => (0..WORKERS, 0..12_u64, 0..5000_u32)
-            .prop_map(|(worker, key, pending)| Step::Place { worker, key, pending }),
+        8 => (0..WORKERS, 0..12_u64, 0..5000_u32, proptest::bool::ANY)
+            .prop_map(|(worker, key, pending, stream)| {
+                Step::Place { worker, key, pending, stream }
+            }),
+        4 => (0..1000_u64).prop_map(|ms| Step::Pass { ms }),
         4 => (any(), proptest::option::weighted(0.9, 0..HOSTS))
             .prop_map(|(request, host)| Step::ServedBy { request, host }),
         4 => any().prop_map(|request| Step::Answered { request }),
@@ -102,7 +109,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..HOSTS).prop_map(|host| Step::Flap { host }),
         2 => (1..20_u32).prop_map(|count| Step::LoseRaces { count }),
         1 => Just(Step::Refuse),
-        2 => (0..WORKERS).prop_map(|worker| Step::Tick { worker }),
+        4 => (0..WORKERS).prop_map(|worker| Step::Tick { worker }),
         2 => proptest::collection::btree_set(0..8_usize, 0..4)
             .prop_map(|slow| Step::TakeBack { slow }),
     ];
@@ -122,6 +129,10 @@ struct Tracked {
     ledger: Option<usize>,
     counted: Option<Counted>,
     complete: bool,
+    /// Where its VM keeps its pending tokens, and until when, if the answer is not streamed.
+    due: Option<(Due, u64)>,
+    /// Whether its answer, which will find nothing pending, is still to come.
+    owes: bool,
     ended: bool,
 }
 
@@ -134,6 +145,8 @@ struct World {
     store: Flaky,
     /// Grows by a reload: requests keep the ledger of their VM.
     ledgers: Vec<Ledger>,
+    /// What each ledger's VM ends by time.
+    prefills: Vec<Prefill>,
     /// Which ledger each worker uses now.
     current: [usize; WORKERS],
     requests: Vec<Tracked>,
@@ -167,6 +180,7 @@ impl World {
                 refused: Cell::new(0),
             },
             ledgers: (0..WORKERS).map(|worker| ledger(worker, 0)).collect(),
+            prefills: (0..WORKERS).map(|_| Prefill::default()).collect(),
             current: std::array::from_fn(|worker| worker),
             requests: Vec::new(),
             seats: std::array::from_fn(|host| seat(host as u16)),
@@ -199,6 +213,7 @@ impl World {
     /// Another VM's first ledger.
     fn add_ledger(&mut self) -> usize {
         self.ledgers.push(ledger(self.ledgers.len(), self.now_ms));
+        self.prefills.push(Prefill::default());
         self.ledgers.len() - 1
     }
 
@@ -232,12 +247,14 @@ impl World {
                 worker,
                 key,
                 pending,
-            } => self.place(worker, key, pending),
+                stream,
+            } => self.place(worker, key, pending, stream),
             Step::ServedBy { request, host } => self.served_by(request, host),
             Step::Answered { request } => {
                 let Some(n) = self.chosen(request) else {
                     return;
                 };
+                self.give_back(n);
                 let changes = self.requests[n].request.answered();
                 self.write(self.requests[n].ledger.unwrap(), changes);
                 self.settle(n);
@@ -253,8 +270,10 @@ impl World {
                 let Some(n) = self.chosen(request) else {
                     return;
                 };
+                self.give_back(n);
                 let changes = self.requests[n].request.failed();
                 self.write(self.requests[n].ledger.unwrap(), changes);
+                self.requests[n].owes = false;
                 if let Some(counted) = &mut self.requests[n].counted {
                     counted.pending = 0;
                 }
@@ -263,6 +282,7 @@ impl World {
                 let Some(n) = self.chosen(request) else {
                     return;
                 };
+                self.give_back(n);
                 let changes = self.requests[n].request.end();
                 self.write(self.requests[n].ledger.unwrap(), changes);
                 if self.requests[n].complete {
@@ -286,37 +306,75 @@ impl World {
             }
             Step::LoseRaces { count } => self.store.stale.set(count),
             Step::Refuse => self.store.refused.set(1),
-            Step::Tick { worker } => self.ledgers[self.current[worker]].pay(&self.store),
+            Step::Tick { worker } => self.tick(self.current[worker]),
+            Step::Pass { ms } => self.now_ms += ms,
             Step::TakeBack { slow } => self.take_back(&slow),
         }
     }
 
     /// Nothing of a request is pending any more, and its host has answered if something was.
     fn settle(&mut self, n: usize) {
+        let owes = std::mem::take(&mut self.requests[n].owes);
         if let Some(counted) = &mut self.requests[n].counted {
             let waited = std::mem::take(&mut counted.pending) > 0;
             let host = self.seats.iter().position(|seat| *seat == counted.seat);
             if let Some(host) = host {
-                self.answers[host] += u32::from(waited);
+                self.answers[host] += u32::from(waited || owes);
             }
         }
     }
 
-    fn place(&mut self, worker: usize, key: u64, pending: u32) {
+    /// What is still pending of a request is its own again.
+    fn give_back(&mut self, n: usize) {
+        let tracked = &mut self.requests[n];
+        let (Some((due, _)), ledger) = (tracked.due.take(), tracked.ledger.unwrap()) else {
+            return;
+        };
+        if let Some(given) = self.prefills[ledger].give_back(due) {
+            let changes = tracked.request.take_pending(given);
+            self.write(ledger, changes);
+        }
+    }
+
+    fn tick(&mut self, ledger: usize) {
+        self.ledgers[ledger].pay(&self.store);
+        while let Some(change) = self.prefills[ledger].overdue(self.now_ms) {
+            self.write(ledger, [Some(change), None]);
+        }
+        let own = self.requests.iter_mut();
+        for tracked in own.filter(|own| own.ledger == Some(ledger)) {
+            let is_due = tracked.due.is_some_and(|(_, at_ms)| at_ms <= self.now_ms);
+            if let Some(counted) = tracked.counted.as_mut().filter(|_| is_due) {
+                counted.pending = 0;
+            }
+        }
+    }
+
+    fn place(&mut self, worker: usize, key: u64, pending: u32, stream: bool) {
         let ledger = self.current[worker];
         self.taken_back.remove(&ledger);
         let (hosts, bounds) = (self.candidates(), self.bounds);
         let mut request = Request::default();
         let placement = request.place(&self.store, &self.ledgers[ledger], true, |loads| {
-            Ok::<_, Infallible>((route::decide(Key(key), &hosts, loads, bounds), pending, ()))
+            let placement = route::decide(Key(key), &hosts, loads, bounds);
+            let waiting = loads.of(placement.hosts[0].seat).pending + pending;
+            Ok::<_, Infallible>((placement, pending, waiting))
         });
-        let Ok((placement, _)) = placement;
-        let seat = placement.hosts[0].seat;
+        let Ok((placement, waiting)) = placement;
+        let (seat, waiting) = (placement.hosts[0].seat, waiting.unwrap());
+        let prefill = &mut self.prefills[ledger];
+        let due = (!stream)
+            .then(|| prefill.take_over(&mut request, waiting, self.now_ms))
+            .flatten();
+        // Nothing is learned here: five tokens in a millisecond.
+        let at_ms = self.now_ms + u64::from(waiting.div_ceil(5));
         self.requests.push(Tracked {
             request,
             ledger: Some(ledger),
             counted: Some(Counted { seat, pending }),
             complete: false,
+            due: due.map(|due| (due, at_ms)),
+            owes: due.is_some(),
             ended: false,
         });
     }
@@ -325,6 +383,7 @@ impl World {
         let Some(n) = self.chosen(request) else {
             return;
         };
+        self.give_back(n);
         let seat = host.map(|host| self.seats[host]);
         let tracked = &mut self.requests[n];
         let changes = tracked.request.served_by(seat);
@@ -473,6 +532,7 @@ fn no_interleaving_of_workers_exceeds_the_limit_while_there_is_room() {
             worker: n % WORKERS,
             key: 7,
             pending: 10,
+            stream: true,
         });
         world.check();
     }

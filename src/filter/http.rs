@@ -49,6 +49,8 @@ pub struct Http {
     answer: Answer,
     /// How long its body is, if its headers say so.
     answer_bytes: Option<u64>,
+    /// Whether the answer is no error.
+    is_well: bool,
     debug_headers: bool,
     /// Whether it came from an internal address; known only if debug headers may be asked for.
     internal: bool,
@@ -72,6 +74,7 @@ impl Http {
             pool: None,
             answer: Answer::default(),
             answer_bytes: None,
+            is_well: false,
             debug_headers: false,
             internal: false,
             hooks: Hooks::default(),
@@ -285,7 +288,26 @@ impl Http {
         }
     }
 
+    /// What is still pending of an answer in one piece is the request's own again.
+    fn give_back(&mut self) {
+        let worker = Rc::clone(&self.worker);
+        if let (Some(pool), Some(placed)) = (worker.pool(self.pool), &self.placed) {
+            worker.write(pool.give_back(placed, &mut self.request));
+        }
+    }
+
+    /// A first byte of the answer's body passes.
+    fn answered(&mut self) {
+        let worker = Rc::clone(&self.worker);
+        let changes = match (worker.pool(self.pool), &self.placed) {
+            (Some(pool), Some(placed)) => pool.answered(placed, &mut self.request, self.is_well),
+            _ => self.request.answered(),
+        };
+        worker.write(changes);
+    }
+
     fn finish(&mut self) {
+        self.give_back();
         self.end_answer(false);
         self.worker.watchdog.borrow_mut().done(self.id);
         let changes = self.request.end();
@@ -339,6 +361,8 @@ impl HttpContext for Http {
         let seat = address
             .as_deref()
             .and_then(|address| self.worker.seat_of(address));
+        // Before the booking moves.
+        self.give_back();
         let changes = self.request.served_by(seat);
         self.write(changes);
         let headers = Headers::of_response();
@@ -347,6 +371,7 @@ impl HttpContext for Http {
         }
         self.answer_bytes = headers.length();
         let status = headers.value(":status").unwrap_or_default();
+        self.is_well = status.starts_with(b"2");
         if status.starts_with(b"5") {
             let changes = self.request.failed();
             self.write(changes);
@@ -368,8 +393,7 @@ impl HttpContext for Http {
             if self.answer_bytes == Some(size as u64) {
                 self.request.completed();
             } else {
-                let changes = self.request.answered();
-                self.write(changes);
+                self.answered();
             }
             self.answer.pass(size as u64);
         }

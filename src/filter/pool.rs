@@ -15,7 +15,7 @@ use crate::config::{self, Config, HostSource, Mode};
 use crate::discovery::{Discovery, Evidence, Outcome};
 use crate::hosts;
 use crate::learned::Report;
-use crate::load::Ledger;
+use crate::load::{Changes, Ledger};
 use crate::names;
 use crate::payload::Plan as ReadPlan;
 use crate::pool::{Expected, Outdated, Placed, Plan, Router, View};
@@ -69,6 +69,21 @@ impl Pool {
             reporting: RefCell::default(),
             config: pool.clone(),
         }
+    }
+
+    /// The answer to a placed request comes, or its end.
+    pub fn give_back(&self, placed: &Placed, request: &mut Request) -> Changes {
+        self.router.give_back(placed, request)
+    }
+
+    /// The first byte of the answer to a placed request came; `well` if it is no error.
+    pub fn answered(&self, placed: &Placed, request: &mut Request, well: bool) -> Changes {
+        self.router.answered(placed, request, well, host::now_ms)
+    }
+
+    /// Ends what is pending of requests whose prompts should have been computed by now.
+    pub fn end_overdue(&self, now_ms: u64, ledger: &Ledger) {
+        self.router.end_overdue(now_ms, &Shared, ledger);
     }
 
     /// Whether decisions are only told, and the proxy's own choice serves.

@@ -183,6 +183,9 @@ impl RootContext for Root {
         self.release_overdue(&worker, now_ms);
         worker.ledger.pay(&Shared);
         worker.ledger.beat(&Shared, now_ms);
+        for pool in &worker.pools {
+            pool.end_overdue(now_ms, &worker.ledger);
+        }
         worker.refresh();
         self.keep_loads(&worker, now_ms);
         let polls = self.polls.borrow();

@@ -354,6 +354,7 @@ impl<'a> World<'a> {
             id,
             prepared: &prepared,
             now_ns: self.now,
+            streamed,
         };
         let chosen = policy.choose(&ask, &fleet, &mut self.rng);
         if let Some(count) = in_flight.get_mut(chosen.host as usize) {

@@ -28,6 +28,8 @@ pub struct Ask<'a> {
     pub prepared: &'a Prepared,
     /// Nanoseconds since the run's start.
     pub now_ns: u64,
+    /// Whether the answer is streamed.
+    pub streamed: bool,
 }
 
 /// What an engine's metrics said when they were last read.

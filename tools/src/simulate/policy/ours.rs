@@ -4,6 +4,8 @@
 //! request.rs and what they call); nothing of them is repeated here. Not here: Envoy, so no
 //! retries and no lost races.
 
+use std::borrow::Cow;
+
 use prefix_router::cost::Constants;
 use prefix_router::hosts::State;
 use prefix_router::learned::Report;
@@ -22,6 +24,8 @@ use super::{Ask, Chosen, Fleet, Policy, Start, Usage, load};
 
 /// One answer in so many is learned from: the filter's default.
 const LEARN_EVERY: u64 = 8;
+/// Virtual time is in nanoseconds, the filter's in milliseconds.
+const NS_PER_MS: u64 = 1_000_000;
 
 pub(super) struct Ours {
     workers: Vec<Worker>,
@@ -139,11 +143,17 @@ impl Ours {
     fn place(&self, ask: &Ask<'_>, worker: usize, request: &mut Request) -> Option<Placed> {
         let worker = self.workers.get(worker)?;
         let hosts = self.view.candidates().len();
-        let prompt = &ask.prepared.prompt;
+        let mut prompt = Cow::Borrowed(&ask.prepared.prompt);
+        if !ask.streamed {
+            prompt.to_mut().stream = false;
+        }
         let store = self.seen(worker);
-        let plan = worker.router.plan(prompt, hosts, &store)?;
+        let plan = worker.router.plan(&prompt, hosts, &store)?;
         let (view, ledger) = (&self.view, &self.ledger);
-        let placed = worker.router.place(&plan, view, request, 0, &store, ledger);
+        let now_ms = ask.now_ns / NS_PER_MS;
+        let placed = worker
+            .router
+            .place(&plan, view, request, now_ms, &store, ledger);
         placed.ok()
     }
 }
@@ -189,9 +199,21 @@ impl Policy for Ours {
         chosen
     }
 
-    fn first_byte(&mut self, id: u64, _now_ns: u64) {
-        let found = self.requests.get_mut(&id);
-        let changes = found.map_or(NO_CHANGES, |sent| sent.request.answered());
+    fn first_byte(&mut self, id: u64, now_ns: u64) {
+        let Some(sent) = self.requests.get_mut(&id) else {
+            return;
+        };
+        let worker = self.workers.get(sent.worker);
+        let changes = match (worker, &sent.placed) {
+            (Some(worker), Some(placed)) => {
+                let router = &worker.router;
+                let [given, _] = router.give_back(placed, &mut sent.request);
+                let now_ms = || now_ns / NS_PER_MS;
+                let [answered, _] = router.answered(placed, &mut sent.request, true, now_ms);
+                [given, answered]
+            }
+            _ => sent.request.answered(),
+        };
         self.apply(changes);
     }
 
@@ -199,6 +221,9 @@ impl Policy for Ours {
         let Some(mut sent) = self.requests.remove(&id) else {
             return;
         };
+        if let (Some(worker), Some(placed)) = (self.workers.get(sent.worker), &sent.placed) {
+            self.apply(worker.router.give_back(placed, &mut sent.request));
+        }
         self.apply(sent.request.end());
         if let (Some(usage), Some(placed)) = (usage, sent.placed)
             && id.is_multiple_of(LEARN_EVERY)
