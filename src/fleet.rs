@@ -210,8 +210,10 @@ impl Table {
                 continue;
             };
             let before = old.iter().find(|member| member.slot == slot);
-            // A degraded host runs, and still has what it had cached.
-            let ran = |state: State| state.is_usable() || state == State::Degraded;
+            // A degraded host runs, and a stalled one does as soon as it answers: each still has what
+            // it had cached. One that is restarted loses its connections and fails its checks.
+            let paused = |state: State| matches!(state, State::Degraded | State::Stalled);
+            let ran = |state: State| state.is_usable() || paused(state);
             let was_usable = before.is_some_and(|member| ran(member.state));
             let came_back = report.state.is_usable() && !was_usable;
             if let Some(tenant) = self.tenants.get_mut(&slot) {
@@ -704,6 +706,27 @@ mod tests {
             None
         );
         assert_eq!(view(&proxy.store, "llm").unwrap(), first);
+    }
+
+    #[test]
+    fn a_host_keeps_what_it_has_cached_unless_it_failed() {
+        let mut proxy = Proxy::new();
+        let mut reports = hosts(&["a:1", "b:1"]);
+        proxy.report(&reports);
+        // state | the host's epoch once it is usable again
+        for (state, expected) in [
+            (State::Stalled, 1),
+            (State::Degraded, 1),
+            (State::Failed, 2),
+        ] {
+            reports[0].state = state;
+            proxy.report(&reports);
+            reports[0].state = State::Usable;
+            let view = proxy.report(&reports);
+            let mut found = view.hosts.iter();
+            let host = found.find(|host| host.address == "a:1").unwrap();
+            assert_eq!(host.epoch, expected, "{state:?}");
+        }
     }
 
     #[test]
