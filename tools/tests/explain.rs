@@ -561,10 +561,25 @@ fn what_cannot_be_used_is_refused_by_name() {
     let text = folder.write("text.jsonl", b"not JSON\n");
     refused(&[], "BODY");
     refused(&["/nowhere.json"], "/nowhere.json: cannot be read");
-    let times = folder.write("times.jsonl", b"{\"body\": {}, \"time\": \"noon\"}\n");
+    // The line is the file's, whatever lines before it are empty.
+    let times = folder.write("times.jsonl", b"\n{\"body\": {}, \"time\": \"noon\"}\n");
     refused(
         &["--log", &times],
-        "times.jsonl, line 1: invalid type: string \"noon\"",
+        "times.jsonl, line 2: invalid type: string \"noon\"",
+    );
+    for (first, last) in [
+        ("0", "1e300"),
+        ("0", "3e6"),
+        ("1.7e12", "1.700000000001e12"),
+    ] {
+        let lines = [first, last].map(|time| format!("{{\"body\": {{}}, \"time\": {time}}}\n"));
+        let log = folder.write("no_seconds.jsonl", lines.concat().as_bytes());
+        refused(&["--log", &log], "expected seconds, and 31 days at most");
+    }
+    let log = folder.log((0..2).map(|_| json!({"body": {}})));
+    refused(
+        &["--log", &log, "--rate", "1e-7"],
+        "2 requests come within 31 days",
     );
     refused(&["--log", &text], "no line of it is a JSON object");
     refused(&[&body, "--header", "none"], "expected \"name: value\"");

@@ -64,7 +64,7 @@ fn report(file: &Path, args: &ExplainArgs, setup: &Setup) -> Result<LogReport> {
     let mut requests = Requests::read(file, args, setup)?;
     let sharing = sharing::sharing(&requests, u64::from(args.engine.block_tokens));
     let spoilers = spoilers::spoilers(&requests.sample, !args.no_text);
-    let arrivals = Arrivals::of(&requests, args);
+    let arrivals = Arrivals::of(&requests, args)?;
     let replay = replay::replay(&mut requests, &arrivals, args, setup)?;
     let in_flight = replay::in_flight(&requests, &arrivals, &replay);
     let advice = advice::advice(

@@ -86,7 +86,7 @@ pub(super) fn each(
     };
     let mut lines = Lines::default();
     let mut line = Vec::new();
-    let (mut bytes, mut told) = (0, Instant::now());
+    let (mut bytes, mut number, mut told) = (0, 0_u64, Instant::now());
     loop {
         line.clear();
         let count = (&mut input)
@@ -97,6 +97,7 @@ pub(super) fn each(
             break;
         }
         bytes += count as u64;
+        number += 1;
         let text = line.trim_ascii();
         if text.is_empty() {
             continue;
@@ -105,8 +106,7 @@ pub(super) fn each(
             return trace(file, each);
         }
         lines.read += 1;
-        let entry =
-            entry(text, args).with_context(|| format!("--log {name}, line {}", lines.read))?;
+        let entry = entry(text, args).with_context(|| format!("--log {name}, line {number}"))?;
         match entry {
             None => lines.unreadable += 1,
             Some(entry) => {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use super::ready::Requests;
@@ -24,6 +24,14 @@ const DRAIN_S: f64 = 86_400.0;
 
 /// Seconds between the end of a request and the next, where they wait for each other.
 const PAUSE_S: f64 = 0.1;
+
+/// Seconds that a log's times may span: a month, which takes minutes to play. Most often a log
+/// that spans more does not count seconds.
+const SPAN_MAX_S: f64 = 31.0 * DAY_S;
+const DAY_S: f64 = 86_400.0;
+
+/// No time in seconds: in the year 5138, while milliseconds since 1970 are 17 times as many.
+const TIME_MAX_S: f64 = 1e11;
 
 /// One way to choose, and what came of it.
 #[derive(Debug, Serialize)]
@@ -54,21 +62,34 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    pub(super) fn of(requests: &Requests, args: &ExplainArgs) -> Self {
+    /// # Errors
+    /// If the log's times cannot be seconds.
+    pub(super) fn of(requests: &Requests, args: &ExplainArgs) -> Result<Self> {
         let all = &requests.all;
         if requests.has_times() {
             let time = |index: usize| all.get(index).and_then(|ready| ready.time).unwrap_or(0.0);
-            let first = time(0);
-            return Self {
+            let (first, last) = (time(0), time(all.len().saturating_sub(1)));
+            let days = (last - first) / DAY_S;
+            ensure!(
+                last < TIME_MAX_S && last - first <= SPAN_MAX_S,
+                "--log: its times go from {first} to {last}, which is {days:.0} days: expected \
+                 seconds, and 31 days at most"
+            );
+            return Ok(Self {
                 at_s: (0..all.len()).map(|index| time(index) - first).collect(),
                 known: true,
-            };
+            });
         }
         if let Some(rate) = args.rate {
-            return Self {
+            ensure!(
+                all.len() as f64 / rate <= SPAN_MAX_S,
+                "--rate: expected one at which {} requests come within 31 days, got {rate}",
+                all.len()
+            );
+            return Ok(Self {
                 at_s: (0..all.len()).map(|index| index as f64 / rate).collect(),
                 known: true,
-            };
+            });
         }
         let mut at = 0.0;
         let each = all.iter().map(|ready| {
@@ -76,10 +97,10 @@ impl Arrivals {
             at += alone_s(&args.engine, &ready.prepared) + PAUSE_S;
             now
         });
-        Self {
+        Ok(Self {
             at_s: each.collect(),
             known: false,
-        }
+        })
     }
 }
 
