@@ -169,6 +169,12 @@ fn a_pool_that_no_route_leads_to_its_cluster_is_an_error() {
             "route: { cluster: llama,",
             "the route of pool qwen leads to cluster llama; expected qwen",
         ),
+        (
+            "              routes:\n              # One for each",
+            "              routes:\n              - match: { prefix: \"/\" }\n                \
+             route: { cluster: llama }\n              # One for each",
+            "the route of pool qwen comes behind one that takes every request",
+        ),
     ] {
         assert!(text.contains(from));
         let error = single(&text.replace(from, to)).error.unwrap();

@@ -126,8 +126,15 @@ pub(super) fn warnings(document: &Value, filter: &Value, config: &Config) -> Vec
 pub(super) fn lost_pool(document: &Value, config: &Config) -> Option<String> {
     let mut routes = Vec::new();
     visit(document, &mut String::new(), DEPTH_MAX, &mut |value, _| {
-        if let (Some(found), Some(route)) = (value.get("match"), value.get("route")) {
-            routes.push((found, route));
+        let list = value.get("routes").and_then(Value::as_array);
+        let everything = serde_json::json!({ "prefix": "/" });
+        // Envoy takes the first route that matches.
+        let mut covered = false;
+        for route in list.into_iter().flatten() {
+            if let (Some(found), Some(to)) = (route.get("match"), route.get("route")) {
+                routes.push(Way { found, to, covered });
+                covered |= *found == everything;
+            }
         }
     });
     if document.get("static_resources").is_none() || routes.is_empty() {
@@ -137,8 +144,16 @@ pub(super) fn lost_pool(document: &Value, config: &Config) -> Option<String> {
     named.filter_map(|pool| lost(&routes, pool)).next()
 }
 
+/// A route of the file.
+struct Way<'v> {
+    found: &'v Value,
+    to: &'v Value,
+    /// Whether one before it takes all requests.
+    covered: bool,
+}
+
 /// The same of one pool that the header leads to.
-fn lost(routes: &[(&Value, &Value)], pool: &Pool) -> Option<String> {
+fn lost(routes: &[Way<'_>], pool: &Pool) -> Option<String> {
     let (name, cluster) = (pool.name.as_str(), pool.cluster.as_str());
     let headers = |found: &Value| -> Vec<Value> {
         let headers = found.get("headers").and_then(Value::as_array);
@@ -152,15 +167,23 @@ fn lost(routes: &[(&Value, &Value)], pool: &Pool) -> Option<String> {
             .and_then(Value::as_str);
         exact == Some(name) || header.get("present_match") == Some(&Value::Bool(true))
     };
-    let mut matching = routes.iter();
-    let Some((_, route)) = matching.find(|(found, _)| headers(found).iter().any(leads)) else {
+    let matching = routes.iter();
+    let matching = matching.filter(|way| headers(way.found).iter().any(leads));
+    // One that is looked at, if there is one.
+    let Some(way) = matching.min_by_key(|way| way.covered) else {
         return Some(format!(
             "no route leads to pool {name}: add one that matches {}: {name} exactly, to cluster \
              {cluster}, as in envoy/pools.yaml",
             names::ROUTE_POOL
         ));
     };
-    let reached = match route.get("cluster").and_then(Value::as_str) {
+    if way.covered {
+        return Some(format!(
+            "the route of pool {name} comes behind one that takes every request, so that Envoy \
+             never looks at it: put it in front"
+        ));
+    }
+    let reached = match way.to.get("cluster").and_then(Value::as_str) {
         Some(reached) => reached,
         // By the header itself.
         None => name,
