@@ -200,6 +200,85 @@ fn the_configuration_decides_the_key_and_the_hosts() {
 }
 
 #[test]
+fn a_request_is_explained_in_the_pool_that_serves_it() {
+    let folder = Folder::new();
+    let config = root().join("envoy/pools.yaml");
+    let config = config.to_str().unwrap();
+    let chat =
+        |model: &str| json!({"model": model, "messages": [{"role": "user", "content": "Hi"}]});
+    let body = |model: &str| folder.write(model, chat(model).to_string().as_bytes());
+    let component = "x-amzn-sagemaker-inference-component: qwen-component";
+    // model | further arguments | pool | why | first digits of its hosts
+    for (model, more, pool, why, hosts) in [
+        (
+            "qwen-7b",
+            vec![],
+            "qwen",
+            "its model leads to it",
+            "127.0.0.1:801",
+        ),
+        (
+            "llama-70b",
+            vec![],
+            "llama",
+            "its model leads to it",
+            "127.0.0.1:800",
+        ),
+        (
+            "gpt",
+            vec!["--header", component],
+            "qwen",
+            "a header leads to it",
+            "127.0.0.1:801",
+        ),
+        (
+            "gpt",
+            vec!["--pool", "llama"],
+            "llama",
+            "--pool says so",
+            "127.0.0.1:800",
+        ),
+    ] {
+        let body = body(model);
+        let line = [vec![body.as_str(), "--config", config], more].concat();
+        let told = told(&line);
+        assert_eq!(told["pool"], json!([pool, why]), "{line:?}");
+        let sent_to = told["route"]["sent_to"].as_str().unwrap();
+        assert!(sent_to.starts_with(hosts), "{line:?}: {sent_to}");
+        assert!(explained(&line).contains(&format!("Pool: {pool}, because {why}.")));
+    }
+    let log = folder.log(
+        ["qwen-7b", "llama-70b", "qwen-72b", "gpt"]
+            .map(chat)
+            .into_iter(),
+    );
+    let report = told(&["--log", &log, "--config", config, "--pool", "qwen"]);
+    assert_eq!(report["sharing"]["requests"], 2);
+    assert_eq!(report["others"], 2);
+    assert_eq!(report["hosts"], 3);
+    for (line, expected) in [
+        (vec![body("gpt")], "no pool serves its model"),
+        (
+            vec![body("qwen-7b"), body("llama-70b")],
+            "never meet on a host",
+        ),
+        (
+            vec!["--log".into(), log],
+            "the configuration has several: llama, qwen",
+        ),
+        (
+            vec![body("gpt"), "--pool".into(), "gpt".into()],
+            "expected llama, qwen, got gpt",
+        ),
+    ] {
+        let line: Vec<&str> = line.iter().map(String::as_str).collect();
+        let line = [line, vec!["--config", config]].concat();
+        let error = format!("{:#}", explain(&line).unwrap_err());
+        assert!(error.contains(expected), "{expected:?} is not in {error:?}");
+    }
+}
+
+#[test]
 fn counts_come_from_seen_and_from_a_log() {
     let folder = Folder::new();
     let (path, body) = case("openai_chat/long_system");

@@ -116,11 +116,11 @@ pub fn check(text: &str) -> Result<Vec<Finding>> {
 }
 
 /// The filter configuration in a text that is one, or the first one in an Envoy file, and the hosts
-/// that the file gives its cluster.
+/// that the file gives the cluster of each of its pools.
 ///
 /// # Errors
 /// If there is none.
-pub(crate) fn configuration(text: &str) -> Result<(String, Vec<String>)> {
+pub(crate) fn configuration(text: &str) -> Result<(String, Vec<Vec<String>>)> {
     let is_object = text.trim_start().starts_with('{');
     let parsed = serde_json::from_str::<Value>(text);
     if is_object && !parsed.as_ref().is_ok_and(surroundings::is_envoy) {

@@ -222,14 +222,19 @@ fn cluster<'v>(document: &'v Value, name: &str) -> Option<&'v Value> {
     clusters.iter().find(named)
 }
 
-/// The addresses that an Envoy file gives the cluster of a configuration's first pool.
-pub(super) fn hosts(document: &Value, configuration: &str) -> Vec<String> {
-    let mut hosts = Vec::new();
+/// The addresses that an Envoy file gives the cluster of each of a configuration's pools.
+pub(super) fn hosts(document: &Value, configuration: &str) -> Vec<Vec<String>> {
     let Ok(config) = Config::parse(configuration.as_bytes()) else {
-        return hosts;
+        return Vec::new();
     };
-    let first = config.pools.first();
-    let Some(cluster) = first.and_then(|pool| cluster(document, &pool.cluster)) else {
+    let clusters = config.pools.iter().map(|pool| &pool.cluster);
+    clusters.map(|name| addresses(document, name)).collect()
+}
+
+/// The addresses that an Envoy file gives this cluster.
+fn addresses(document: &Value, name: &str) -> Vec<String> {
+    let mut hosts = Vec::new();
+    let Some(cluster) = cluster(document, name) else {
         return hosts;
     };
     visit(cluster, &mut String::new(), DEPTH_MAX, &mut |value, _| {

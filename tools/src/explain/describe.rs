@@ -30,6 +30,8 @@ pub(super) struct Description {
     /// Why the body was not read as a prompt, or not to its end.
     pub unread: Option<&'static str>,
     pub model: Option<String>,
+    /// The pool and why it is this one, if there are several.
+    pub pool: Option<(String, &'static str)>,
     pub tenant: Option<String>,
     /// Bytes of text in the prompt, and the filter's estimate of its tokens.
     pub prompt_bytes: u64,
@@ -147,6 +149,7 @@ pub(super) fn describe(args: &ExplainArgs, setup: &Setup, body: &Body) -> Result
             .map(|field| field.field.clone()),
         unread: prompt.coverage.label(),
         model: prompt.model.clone(),
+        pool: setup.pool_of(body),
         tenant: setup
             .head(body)
             .tenant

@@ -11,6 +11,7 @@ use prefix_router::config::{Config, HostSource, Pool};
 use prefix_router::payload::parts::{Explained, explain};
 use prefix_router::payload::{End, Head, Plan};
 use prefix_router::request::WINDOW_BYTES;
+use prefix_router::select::Selector;
 
 use super::ExplainArgs;
 use crate::check;
@@ -24,11 +25,16 @@ const DEFAULT: &str = r#"{"pools": [{"cluster": "engines", "hosts": {"admin_clus
 /// The configuration and what came with it.
 pub(super) struct Setup {
     pub config: Config,
+    /// The pool that is explained, and its place in the configuration.
     pub pool: Pool,
+    chosen: usize,
+    selector: Selector,
     /// How bodies are read.
     pub plan: Plan,
     /// The hosts, as far as they are known.
     pub hosts: Vec<String>,
+    /// The hosts that the configuration's file gives each pool.
+    found: Vec<Vec<String>>,
     path: String,
     headers: Vec<(String, String)>,
 }
@@ -54,23 +60,113 @@ impl Setup {
         };
         let config = Config::parse(text.as_bytes())?;
         let pool = config.pools.first().context("config: no pool")?.clone();
-        let listed = match &pool.hosts {
-            HostSource::Static(hosts) => hosts.clone(),
-            HostSource::Admin { .. } | HostSource::Learned => found,
-        };
         let headers: Result<Vec<_>> = args.headers.iter().map(|text| header(text)).collect();
+        let default = config.pools.iter().position(|pool| pool.default);
         Ok(Self {
             plan: Plan::new(&config.read),
-            hosts: if args.hosts.is_empty() {
-                listed
-            } else {
-                args.hosts.clone()
-            },
+            hosts: args.hosts.clone(),
             pool,
+            chosen: 0,
+            selector: Selector::new(config.pools.iter().map(|pool| &pool.matches), default),
+            found,
             config,
             path: args.path.clone(),
             headers: headers?,
         })
+    }
+
+    /// Takes the pool that serves all of these bodies, or the one that `--pool` names.
+    pub(super) fn choose(&mut self, args: &ExplainArgs, bodies: &[&Body]) -> Result<()> {
+        let mut served = None;
+        for body in bodies {
+            let serves = self.serves(body);
+            let serves = serves.filter(|_| args.pool.is_none());
+            anyhow::ensure!(
+                served.is_none_or(|(_, before)| before == serves),
+                "the bodies are of different pools, so they never meet on a host; --pool takes \
+                 both as requests of one"
+            );
+            served = Some((&body.name, serves));
+        }
+        self.chosen = match (&args.pool, served) {
+            (Some(name), _) => {
+                let place = self.config.pools.iter().position(|pool| pool.name == *name);
+                place.with_context(|| format!("--pool: expected {}, got {name}", self.names()))?
+            }
+            (None, Some((_, Some(place)))) => place,
+            (None, Some((name, None))) => anyhow::bail!(
+                "{name}: no pool serves its model, so it goes where Envoy's own route leads; \
+                 --pool takes it as a request of one: {}",
+                self.names()
+            ),
+            (None, None) if self.config.pools.len() == 1 => 0,
+            (None, None) => anyhow::bail!(
+                "--pool: a log is played on one pool, and the configuration has several: {}",
+                self.names()
+            ),
+        };
+        let pool = self
+            .config
+            .pools
+            .get(self.chosen)
+            .context("config: no pool")?;
+        self.pool = pool.clone();
+        // As the filter reads it where the head decides, and to the same key where the model does.
+        self.config.read = self.config.read_for(&self.pool);
+        self.plan = Plan::new(&self.config.read);
+        if self.hosts.is_empty() {
+            self.hosts = match &self.pool.hosts {
+                HostSource::Static(hosts) => hosts.clone(),
+                HostSource::Admin { .. } | HostSource::Learned => {
+                    self.found.get(self.chosen).cloned().unwrap_or_default()
+                }
+            };
+        }
+        Ok(())
+    }
+
+    fn names(&self) -> String {
+        let names = self.config.pools.iter().map(|pool| pool.name.as_str());
+        names.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The place of the pool that serves this request, as the filter finds it.
+    fn serves(&self, body: &Body) -> Option<usize> {
+        let header = |name: &str| body.header(name).map(<[u8]>::to_vec);
+        let by_head = self.selector.by_head(body.path.as_bytes(), header);
+        by_head.or_else(|| {
+            let model = self.explain(body).prompt.model;
+            self.selector.by_model(model.as_deref())
+        })
+    }
+
+    /// Whether the explained pool serves this request of a log.
+    pub(super) fn is_served(&self, body: &Body) -> bool {
+        let takes_all = self.config.pools.len() == 1 && self.pool.matches.models.is_empty();
+        takes_all || self.serves(body) == Some(self.chosen)
+    }
+
+    /// The explained pool's name and what led to it, if there are several.
+    pub(super) fn pool_of(&self, body: &Body) -> Option<(String, &'static str)> {
+        let header = |name: &str| body.header(name).map(<[u8]>::to_vec);
+        let path = body.path.as_bytes();
+        let why = if self.config.pools.len() == 1 {
+            return None;
+        } else if self.serves(body) != Some(self.chosen) {
+            "--pool says so"
+        } else if self.selector.by_head(b"", header).is_some() {
+            "a header leads to it"
+        } else if self.selector.by_head(path, |_| None).is_some() {
+            "its path leads to it"
+        } else {
+            let model = self.explain(body).prompt.model.unwrap_or_default();
+            let mut models = self.pool.matches.models.iter();
+            match models.any(|pattern| pattern.fits(&model)) {
+                true => "its model leads to it",
+                false => "it is the default",
+            }
+        };
+        Some((self.pool.name.clone(), why))
     }
 
     /// The body in this file, with the path and headers of the command line.

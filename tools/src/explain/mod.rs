@@ -36,6 +36,9 @@ pub struct ExplainArgs {
     /// The filter's configuration, or an Envoy file with it [default: adaptive routing]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// The pool, of several [default: the one that serves BODY]
+    #[arg(long, value_name = "POOL")]
+    pool: Option<String>,
     /// The path that the request was sent to; without it, the body's shape tells the API
     #[arg(long, default_value = "", hide_default_value = true)]
     path: String,
@@ -99,7 +102,7 @@ pub fn run(args: &ExplainArgs) -> Result<()> {
 /// # Errors
 /// As [`run`].
 pub fn render(args: &ExplainArgs) -> Result<String> {
-    let setup = input::Setup::new(args)?;
+    let mut setup = input::Setup::new(args)?;
     let mut bodies = args.bodies.iter().chain(&args.against);
     let (first, second) = (bodies.next(), bodies.next());
     anyhow::ensure!(
@@ -107,13 +110,19 @@ pub fn render(args: &ExplainArgs) -> Result<String> {
         "--against: compares two bodies, got three"
     );
     match (first, second) {
-        (None, _) => log::render(args, &setup),
+        (None, _) => {
+            setup.choose(args, &[])?;
+            log::render(args, &setup)
+        }
         (Some(path), None) => {
-            let told = describe::describe(args, &setup, &setup.body(path)?)?;
+            let body = setup.body(path)?;
+            setup.choose(args, &[&body])?;
+            let told = describe::describe(args, &setup, &body)?;
             printed(args, &told, show::description)
         }
         (Some(left), Some(right)) => {
             let (left, right) = (setup.body(left)?, setup.body(right)?);
+            setup.choose(args, &[&left, &right])?;
             let told = compare::compare(args, &setup, &left, &right)?;
             printed(args, &told, compare::show)
         }

@@ -122,6 +122,9 @@ pub(super) fn description(told: &Description) -> String {
         count(told.bytes, "byte")
     ));
     api(&mut page, told);
+    if let Some((pool, why)) = &told.pool {
+        page.say(&format!("Pool: {pool}, because {why}."));
+    }
     prompt(&mut page, told);
     left_out(&mut page, told);
     seeds(&mut page, told);

@@ -30,6 +30,8 @@ pub(super) struct LogReport {
     file: String,
     /// Lines that were no JSON, and whether the log goes on behind what was read.
     unreadable: u64,
+    /// Requests of other pools, which are left out.
+    others: u64,
     goes_on: bool,
     /// Whether the log's times, or a rate, say when requests come.
     timed: bool,
@@ -78,6 +80,7 @@ fn report(file: &Path, args: &ExplainArgs, setup: &Setup) -> Result<LogReport> {
     Ok(LogReport {
         file: name_of(file),
         unreadable: requests.lines.unreadable,
+        others: requests.others,
         goes_on: requests.lines.stopped,
         timed: arrivals.known,
         sharing,
@@ -91,7 +94,7 @@ fn report(file: &Path, args: &ExplainArgs, setup: &Setup) -> Result<LogReport> {
     })
 }
 
-/// Routes all requests of a log, one after the other; how many there were.
+/// Routes all requests of a log that are of the pool, one after the other; how many there were.
 pub(super) fn play(
     file: &Path,
     args: &ExplainArgs,
@@ -100,8 +103,10 @@ pub(super) fn play(
 ) -> Result<u64> {
     let mut played = 0;
     read::each(file, args, |entry| {
-        gateway.play(&setup.explain(&entry.body).prompt);
-        played += 1;
+        if setup.is_served(&entry.body) {
+            gateway.play(&setup.explain(&entry.body).prompt);
+            played += 1;
+        }
         true
     })?;
     Ok(played)

@@ -66,6 +66,8 @@ pub(super) struct Requests {
     pub sample: Vec<Sampled>,
     pub lengths: Vec<u32>,
     pub lines: Lines,
+    /// Requests that other pools serve.
+    pub others: u64,
     blocks: usize,
     plans: Vec<Plan>,
     choice: ChaCha8Rng,
@@ -89,13 +91,24 @@ impl Requests {
             plans: lengths.iter().map(plan).collect(),
             lengths,
             lines: Lines::default(),
+            others: 0,
             blocks: 0,
             choice: stream(1, "sampled requests"),
         };
         let lines = read::each(file, args, |entry| {
-            requests.add(args, setup, &entry);
+            if setup.is_served(&entry.body) {
+                requests.add(args, setup, &entry);
+            } else {
+                requests.others += 1;
+            }
             requests.all.len() < REQUESTS_MAX && requests.blocks < BLOCKS_MAX
         })?;
+        anyhow::ensure!(
+            !requests.all.is_empty(),
+            "{}: pool {} serves none of its requests",
+            file.display(),
+            setup.pool.name
+        );
         requests.lines = lines;
         // Arrivals may have been written down as they ended.
         if requests.has_times() {

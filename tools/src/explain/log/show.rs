@@ -39,6 +39,12 @@ fn lines(page: &mut Page, told: &LogReport) {
             count(told.unreadable, "line")
         ));
     }
+    if told.others > 0 {
+        page.say(&format!(
+            "{} left out: another pool serves them, or none.",
+            count(told.others, "request")
+        ));
+    }
     if told.goes_on {
         page.say("The log is longer; these are as many as are looked at at once.");
     }
