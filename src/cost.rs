@@ -168,8 +168,9 @@ pub fn decide(query: &Query<'_>, loads: &mut Loads, constants: &Constants) -> Ch
     }
     let presumed = if at_home { query.belief.presumed } else { 0.0 };
     Choice {
-        // At least one, so that a request that waits for its answer always shows.
-        pending: (chosen.uncached * (1.0 - presumed)).round().max(1.0) as u32,
+        // At least two, so that a request that waits always shows: one is what is left where only
+        // the answer is to come (request.rs).
+        pending: (chosen.uncached * (1.0 - presumed)).round().max(2.0) as u32,
         known: chosen.known,
         at_home: chosen.host == home.rendezvous,
         is_bound: home.is_bound,

@@ -74,8 +74,6 @@ pub struct Request {
     booking: Option<Booking>,
     /// Whether its end is that of a complete answer, which then settles it.
     complete: bool,
-    /// Whether somebody ends its pending tokens by time, so that its answer will find none.
-    unanswered: bool,
     ended: bool,
 }
 
@@ -85,7 +83,6 @@ impl Default for Request {
             stage: Stage::New,
             booking: None,
             complete: false,
-            unanswered: false,
             ended: false,
         }
     }
@@ -216,13 +213,15 @@ impl Request {
         self.booking.map(|booking| booking.seat)
     }
 
-    /// Hands the pending tokens to somebody who ends them by time: the request has none from now
-    /// on, but its answer is still to come. `None` if it has none.
+    /// Hands the pending tokens to somebody who ends them by time, all but one, which says that the
+    /// answer is still to come. `None` if there are no others.
     pub fn give_pending(&mut self) -> Option<Booking> {
-        let own = self.booking.as_mut().filter(|own| own.pending > 0)?;
-        let given = *own;
-        own.pending = 0;
-        self.unanswered = true;
+        let own = self.booking.as_mut().filter(|own| own.pending > 1)?;
+        let given = Booking {
+            pending: own.pending - 1,
+            ..*own
+        };
+        own.pending = 1;
         Some(given)
     }
 
@@ -230,7 +229,7 @@ impl Request {
     pub fn take_pending(&mut self, given: Booking) -> Changes {
         match &mut self.booking {
             Some(own) if own.seat == given.seat => {
-                own.pending = given.pending;
+                own.pending = own.pending.saturating_add(given.pending);
                 NO_CHANGES
             }
             _ => [Some(Change::Computed(given)), None],
@@ -239,7 +238,6 @@ impl Request {
 
     /// The host that serves the request failed it. What follows of the answer is none.
     pub fn failed(&mut self) -> Changes {
-        self.unanswered = false;
         let failed = self.booking.as_mut().map(|booking| {
             let failed = *booking;
             booking.pending = 0;
@@ -255,9 +253,8 @@ impl Request {
 
     /// The first byte of the answer's body came: nothing is pending any more.
     pub fn answered(&mut self) -> Changes {
-        let owes = std::mem::take(&mut self.unanswered);
         match &mut self.booking {
-            Some(booking) if booking.pending > 0 || owes => {
+            Some(booking) if booking.pending > 0 => {
                 let settled = *booking;
                 booking.pending = 0;
                 [Some(Change::Settle(settled)), None]

@@ -16,6 +16,9 @@ use crate::pool::{Host, View};
 /// A host that is waited for is silent for this long before it is stalled. An engine that computes
 /// prompts gives a first byte every second; this leaves room for a long one.
 const SILENT_MS: u64 = 5000;
+/// The same where no prompt waits, but answers that come in one piece: 60 s is the time after which
+/// many clients and proxies give up on one.
+const SILENT_WHOLE_MS: u64 = 60_000;
 /// Tokens that an engine computes in a millisecond at the least, while others of its pool answer:
 /// its silence is excused for as long as what is pending on it may take.
 const TOKENS_PER_MS: u64 = 4;
@@ -74,7 +77,11 @@ impl Stalls {
                 None => fresh,
             };
             seen.insert(name, silence);
-            let excused_ms = SILENT_MS + u64::from(load.pending) / TOKENS_PER_MS;
+            // Of a request whose prompt should be computed one token is left pending.
+            let excused_ms = match load.pending <= load.in_flight {
+                true => SILENT_WHOLE_MS,
+                false => SILENT_MS + u64::from(load.pending) / TOKENS_PER_MS,
+            };
             let is_silent = now_ms.saturating_sub(silence.since_ms) >= excused_ms;
             let answers = self.pool_answers.saturating_sub(silence.pool_answers);
             let others_answer = others > 0 && answers >= OTHERS_ANSWERS * others;
@@ -247,9 +254,14 @@ mod tests {
     fn a_host_at_work_on_a_long_answer_in_one_piece_is_not_taken_for_one_that_hangs() {
         let mut pool = Pool::new();
         let booking = pool.book("a:1", 100);
-        pool.ledger.apply(&pool.store, Change::Computed(booking));
+        let computed = Booking {
+            pending: 99,
+            ..booking
+        };
+        pool.ledger.apply(&pool.store, Change::Computed(computed));
         pool.poll(0);
-        assert!(pool.others_answer(60_000).is_empty());
+        assert!(pool.others_answer(59_000).is_empty());
+        assert_eq!(pool.others_answer(2000), ["a:1"], "for so long, it is one");
     }
 
     #[test]

@@ -319,7 +319,9 @@ fn rand_prefix() -> u64 {
 
 /// 6,000 tokens that are worth keeping: a cold host costs as much as 200 requests that wait.
 fn long_prompt(prefix: u64) -> Request {
-    Request::chat(chat(&words(prefix, 24_000), "hello"))
+    let mut body: Value = serde_json::from_slice(&chat(&words(prefix, 24_000), "hello")).unwrap();
+    body["stream"] = json!(true);
+    Request::chat(body.to_string())
 }
 
 #[tokio::test]

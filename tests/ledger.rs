@@ -131,8 +131,6 @@ struct Tracked {
     complete: bool,
     /// Where its VM keeps its pending tokens, and until when, if the answer is not streamed.
     due: Option<(Due, u64)>,
-    /// Whether its answer, which will find nothing pending, is still to come.
-    owes: bool,
     ended: bool,
 }
 
@@ -273,7 +271,6 @@ impl World {
                 self.give_back(n);
                 let changes = self.requests[n].request.failed();
                 self.write(self.requests[n].ledger.unwrap(), changes);
-                self.requests[n].owes = false;
                 if let Some(counted) = &mut self.requests[n].counted {
                     counted.pending = 0;
                 }
@@ -314,12 +311,11 @@ impl World {
 
     /// Nothing of a request is pending any more, and its host has answered if something was.
     fn settle(&mut self, n: usize) {
-        let owes = std::mem::take(&mut self.requests[n].owes);
         if let Some(counted) = &mut self.requests[n].counted {
             let waited = std::mem::take(&mut counted.pending) > 0;
             let host = self.seats.iter().position(|seat| *seat == counted.seat);
             if let Some(host) = host {
-                self.answers[host] += u32::from(waited || owes);
+                self.answers[host] += u32::from(waited);
             }
         }
     }
@@ -345,7 +341,8 @@ impl World {
         for tracked in own.filter(|own| own.ledger == Some(ledger)) {
             let is_due = tracked.due.is_some_and(|(_, at_ms)| at_ms <= self.now_ms);
             if let Some(counted) = tracked.counted.as_mut().filter(|_| is_due) {
-                counted.pending = 0;
+                counted.pending = 1;
+                tracked.due = None;
             }
         }
     }
@@ -374,7 +371,6 @@ impl World {
             counted: Some(Counted { seat, pending }),
             complete: false,
             due: due.map(|due| (due, at_ms)),
-            owes: due.is_some(),
             ended: false,
         });
     }
