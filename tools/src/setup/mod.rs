@@ -9,6 +9,7 @@
 mod command;
 mod envoy;
 mod filter;
+pub mod python;
 mod steps;
 mod toolchain;
 
