@@ -184,6 +184,17 @@ pub fn read(api: Option<Api>, body: &[u8], limits: &ReadLimits) -> Result<Reques
     })
 }
 
+/// What a chat's prompt is in tokens, and nothing computed: the answer to vLLM's `…/render`.
+pub fn render(body: &[u8], limits: &ReadLimits) -> Result<Vec<u8>, ApiError> {
+    let body: Body = serde_json::from_slice(body)
+        .map_err(|error| ApiError::bad(format!("body: expected a JSON request, {error}")))?;
+    let model = model_of(&body, limits)?;
+    let ids = chat(&body, limits.template)?.token_ids();
+    Ok(json!({"model": model, "token_ids": ids})
+        .to_string()
+        .into_bytes())
+}
+
 fn model_of(body: &Body, limits: &ReadLimits) -> Result<String, ApiError> {
     match (&body.model, limits.models.first()) {
         (Some(model), Some(_)) if !limits.models.contains(model) => Err(ApiError::not_found(

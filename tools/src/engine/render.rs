@@ -120,6 +120,13 @@ impl Rendered {
         u32::try_from(self.bytes.len() / TOKEN_BYTES).unwrap_or(u32::MAX)
     }
 
+    /// The tokens' ids, as a tokeniser would number them: equal texts have equal ids.
+    #[must_use]
+    pub fn token_ids(&self) -> Vec<u32> {
+        let (tokens, _) = self.bytes.as_chunks::<TOKEN_BYTES>();
+        tokens.iter().copied().map(u32::from_le_bytes).collect()
+    }
+
     /// What the answer to this prompt depends on.
     #[must_use]
     pub fn digest(&self) -> u64 {

@@ -82,6 +82,10 @@ pub struct ServerConfig {
     /// Streams end with usage whether asked or not (vLLM's --enable-force-include-usage)
     #[arg(long)]
     pub force_include_usage: bool,
+    /// Serve what routers ask that tokenise by the engine: /v1/chat/completions/render (vLLM's
+    /// --enable-scale-out)
+    #[arg(long)]
+    pub enable_scale_out: bool,
 }
 
 impl Default for ServerConfig {
@@ -97,6 +101,7 @@ impl Default for ServerConfig {
             template: Template::AppendOnly,
             no_prompt_tokens_details: false,
             force_include_usage: false,
+            enable_scale_out: false,
         }
     }
 }
@@ -449,6 +454,7 @@ async fn serve(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Rep
     let path = request.uri().path().to_owned();
     let result = match (&method, path.as_str()) {
         (&Method::POST, "/v1/chat/completions") => infer(shared, Some(Api::Chat), request).await,
+        (&Method::POST, "/v1/chat/completions/render") => render(shared, request).await,
         (&Method::POST, "/v1/completions") => infer(shared, Some(Api::Completion), request).await,
         (&Method::POST, "/generate") => infer(shared, Some(Api::Native), request).await,
         (&Method::POST, "/invocations") => infer(shared, None, request).await,
@@ -504,6 +510,18 @@ async fn infer(
         .headers_mut()
         .insert(hyper::header::CONTENT_TYPE, value);
     Ok(response)
+}
+
+async fn render(shared: &Shared, request: Request<Incoming>) -> Result<Response<Reply>, ApiError> {
+    if !shared.config.enable_scale_out {
+        let message = "served only with --enable-scale-out";
+        return Err(ApiError::status(403, "ForbiddenError", message));
+    }
+    let body = collect(request.into_body(), shared.config.body_bytes_max).await?;
+    Ok(json_type(Response::new(Reply::whole(api::render(
+        &body,
+        &shared.limits,
+    )?))))
 }
 
 async fn collect(body: Incoming, bytes_max: usize) -> Result<Bytes, ApiError> {

@@ -368,3 +368,38 @@ async fn a_stopped_engine_cuts_its_streams() {
     };
     assert!(matches!(end, Some(Err(_))), "{end:?}");
 }
+
+#[tokio::test]
+async fn a_prompt_is_rendered_to_tokens_only_where_scale_out_is_enabled() {
+    let path = "/v1/chat/completions/render";
+    let (_handle, http, url) = start(fast()).await;
+    let (status, _) = post(&http, &url, path, chat("s", 1, false)).await;
+    assert_eq!(status, 403);
+    let config = ServerConfig {
+        enable_scale_out: true,
+        ..fast()
+    };
+    let (handle, http, url) = start(config).await;
+    let ids = async |system: &str| {
+        let (status, text) = post(&http, &url, path, chat(system, 1, false)).await;
+        assert_eq!(status, 200, "{text}");
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        let ids = answer["token_ids"].as_array().unwrap();
+        ids.iter()
+            .map(|id| id.as_u64().unwrap())
+            .collect::<Vec<_>>()
+    };
+    let (one, other) = (
+        ids(&"x".repeat(400)).await,
+        ids(&format!("{}y", "x".repeat(399))).await,
+    );
+    // begin, 2 × (role, name, end) with "system" in 2 tokens, 100 + 1 of text, role, "assistant".
+    assert_eq!((one.len(), other.len()), (1 + 7 + 101 + 4, one.len()));
+    let same = one.iter().zip(&other).take_while(|(a, b)| a == b).count();
+    assert_eq!(same, 1 + 3 + 99, "equal up to the token that differs");
+    assert_eq!(
+        handle.snapshot().counters.submitted,
+        0,
+        "nothing is computed"
+    );
+}
