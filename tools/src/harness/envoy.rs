@@ -7,12 +7,11 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use hyper::Method;
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::Mutex;
@@ -20,6 +19,7 @@ use tokio::time::sleep;
 
 use super::admin::{Sample, ask, parse_prometheus, parse_stats};
 use super::plan::{self, Finished, Plan};
+use super::process::Process;
 use super::usage::Usage;
 use super::{files, log};
 
@@ -35,15 +35,10 @@ const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// How much of the log a failing test shows.
 const TAIL_LINES: usize = 40;
 
-/// Waits for its standard input to close, which is when the process that started the Envoy has
-/// ended, then ends the Envoy: at once, and by force if that does not help.
-const GUARD: &str = "read -r _; kill -TERM $1 2>/dev/null && sleep 2 && kill -KILL $1 2>/dev/null";
-
 /// A running Envoy.
 #[derive(Debug)]
 pub struct Envoy {
-    child: Child,
-    guard: Child,
+    process: Process,
     /// Holds config, admin socket and log; goes with the Envoy.
     dir: TempDir,
     admin: PathBuf,
@@ -66,7 +61,6 @@ impl Envoy {
         if let Some(cluster) = &eds_cluster {
             files::write_eds(dir.path(), cluster, plan.eds.as_deref().unwrap_or_default())?;
         }
-        let log = File::create(log_path(dir.path()))?;
         let mut command = command(&finished, dir.path())?;
         command.args([
             "--disable-hot-restart",
@@ -74,17 +68,9 @@ impl Envoy {
             &plan.concurrency.to_string(),
         ]);
         command.args(["-l", &plan.log_level]);
-        // Its own file, so that nothing else's output lands in it.
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("cannot start {}", finished.envoy.display()))?;
-        let guard = guard(child.id())?;
+        let process = Process::start(&mut command, &log_path(dir.path()))?;
         let mut envoy = Self {
-            child,
-            guard,
+            process,
             dir,
             admin: finished.admin,
             listeners: Vec::new(),
@@ -152,12 +138,12 @@ impl Envoy {
     /// The process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.pid()
     }
 
     /// Processor time and memory so far.
     pub fn usage(&self) -> Result<Usage> {
-        Usage::of(self.child.id())
+        self.process.usage()
     }
 
     /// The admin's unix socket.
@@ -254,7 +240,7 @@ impl Envoy {
     /// The log so far.
     #[must_use]
     pub fn log(&self) -> String {
-        log::read(&log_path(self.dir.path()))
+        self.process.log()
     }
 
     /// The lines of the log that contain a text.
@@ -360,20 +346,13 @@ impl Envoy {
 
     /// Whether the process still runs.
     pub fn running(&mut self) -> Result<bool> {
-        Ok(self.child.try_wait()?.is_none())
+        Ok(self.process.ended()?.is_none())
     }
 
     /// Asks it to end, waits, and returns how it ended.
     pub async fn stop(mut self) -> Result<ExitStatus> {
-        if let Some(pid) = Pid::from_raw(self.child.id().try_into()?) {
-            kill_process(pid, Signal::TERM)?;
-        }
-        let started = Instant::now();
-        while started.elapsed() < STOP_LIMIT {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(status);
-            }
-            sleep(POLL).await;
+        if let Some(status) = self.process.stop(STOP_LIMIT).await? {
+            return Ok(status);
         }
         bail!(
             "Envoy did not end within {} s and was killed",
@@ -384,7 +363,7 @@ impl Envoy {
     async fn wait_ready(&mut self) -> Result<()> {
         let started = Instant::now();
         while started.elapsed() < START_LIMIT {
-            if let Some(status) = self.child.try_wait()? {
+            if let Some(status) = self.process.ended()? {
                 bail!(
                     "Envoy did not start ({status}): {}",
                     log::reason(&self.log())
@@ -451,11 +430,6 @@ impl Drop for Envoy {
         if std::thread::panicking() {
             eprintln!("the end of Envoy's log:\n{}", self.log_tail());
         }
-        // The guard first: it would otherwise end whoever gets this process id next.
-        let _ = self.guard.kill();
-        let _ = self.guard.wait();
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -478,16 +452,6 @@ fn command(finished: &Finished, dir: &Path) -> Result<Command> {
     let mut command = Command::new(&finished.envoy);
     command.arg("-c").arg(&config);
     Ok(command)
-}
-
-fn guard(pid: u32) -> Result<Child> {
-    Command::new("sh")
-        .args(["-c", GUARD, "guard", &pid.to_string()])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .context("cannot start sh, which ends Envoy when this process ends")
 }
 
 fn eds_cluster(config: &Value) -> Option<String> {
@@ -516,7 +480,7 @@ mod tests {
             .without_filter(Policy::Random);
         let mut envoy = plan.start().await.unwrap();
         assert!(envoy.running().unwrap());
-        drop(envoy.guard.stdin.take());
+        drop(envoy.process.guard.stdin.take());
         let started = Instant::now();
         while envoy.running().unwrap() {
             assert!(started.elapsed() < START_LIMIT, "Envoy is still there");

@@ -11,11 +11,13 @@ mod envoy;
 mod files;
 mod log;
 mod plan;
+mod process;
 mod remote;
 mod usage;
 
 pub use admin::{Sample, decisions, parse_prometheus};
 pub use envoy::Envoy;
 pub use plan::{Plan, Policy, set_filter_config};
+pub use process::Process;
 pub use remote::Files;
 pub use usage::Usage;

@@ -1,4 +1,7 @@
 //! What a process has used so far: processor time and memory, from `/proc`.
+//!
+//! Guarantee: a time that was read later is not smaller, unless threads have ended and `cpu` is
+//! read. Not here: when it is read, and what for.
 
 use std::fs;
 use std::time::Duration;
@@ -8,8 +11,10 @@ use anyhow::{Context, Result, anyhow};
 /// A reading of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Time its present threads have run.
+    /// Time its present threads have run, in nanoseconds.
     pub cpu: Duration,
+    /// Time all its threads have run, those that have ended too; in ticks of 10 ms.
+    pub cpu_ever: Duration,
     /// Memory in RAM, in bytes.
     pub resident_bytes: u64,
 }
@@ -17,8 +22,8 @@ pub struct Usage {
 impl Usage {
     /// Reads a process.
     ///
-    /// Processor time is the sum over the threads' `schedstat`, in nanoseconds; the ticks of
-    /// `/proc/<pid>/stat` are 10 ms, as long as hundreds of requests.
+    /// `cpu` is the sum over the threads' `schedstat`; the ticks of `/proc/<pid>/stat` are as long as
+    /// hundreds of requests. Who starts and ends threads all the time needs these all the same.
     pub fn of(pid: u32) -> Result<Self> {
         let mut nanos = 0_u64;
         let tasks = format!("/proc/{pid}/task");
@@ -43,14 +48,37 @@ impl Usage {
             .ok_or_else(|| anyhow!("process {pid} has no VmRSS"))?;
         Ok(Self {
             cpu: Duration::from_nanos(nanos),
+            cpu_ever: ever(&fs::read_to_string(format!("/proc/{pid}/stat"))?)
+                .with_context(|| format!("/proc/{pid}/stat has no times"))?,
             resident_bytes: kilobytes.saturating_mul(1024),
         })
     }
 }
 
+/// User and system time of a line of `/proc/<pid>/stat`.
+fn ever(stat: &str) -> Option<Duration> {
+    // The program's name, in brackets, may have spaces; the state is the third field.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    let ticks = user.saturating_add(system) as f64;
+    Some(Duration::from_secs_f64(
+        ticks / rustix::param::clock_ticks_per_second() as f64,
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_times_are_the_fourteenth_and_fifteenth_field() {
+        let stat = "7 (a b) c) S 4 5 6 7 8 9 10 11 12 13 200 50 16 17 18 19 20 21 22 23";
+        let ticks = rustix::param::clock_ticks_per_second() as f64;
+        assert_eq!(ever(stat), Some(Duration::from_secs_f64(250.0 / ticks)));
+        assert_eq!(ever("7 (a b) S 4"), None);
+    }
 
     #[test]
     fn work_shows_as_processor_time() {
