@@ -290,11 +290,12 @@ impl Driver {
         let (request, mut outcome) = done;
         run.in_flight = run.in_flight.saturating_sub(1);
         let answer = std::mem::take(&mut outcome.answer.text);
-        if outcome.failure.is_none() {
-            let ended = self.base + run.elapsed(outcome.sent + outcome.total);
-            let turn = self.workload.follow(&request, ended, &answer);
-            self.later.extend(turn.map(|turn| Reverse(Later(turn))));
-        }
+        let ended = self.base + run.elapsed(outcome.sent + outcome.total);
+        let turn = match outcome.failure {
+            None => self.workload.follow(&request, ended, &answer),
+            Some(_) => self.workload.failed(&request, ended),
+        };
+        self.later.extend(turn.map(|turn| Reverse(Later(turn))));
         watch.ended(self.record(run, &request, outcome));
     }
 

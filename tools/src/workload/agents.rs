@@ -108,27 +108,21 @@ impl Workload for AgentRequests {
     }
 
     fn follow(&mut self, request: &Request, ended: Duration, answer: &str) -> Option<Request> {
-        let turns_left = request.turns_left.checked_sub(1)?;
         let turn = request.turn + 1;
         let step = text::id("step", request.id, u64::from(turn));
+        let result = self.message(Role::User, "result", step, self.plan.result_tokens);
+        let next = request.next_turn(answer, result)?;
         let beyond: f64 = Exp1.sample(&mut stream(self.plan.seed ^ step, "tool time"));
         let wait = self.plan.tool_min + self.plan.tool_mean * beyond;
-        let mut messages = Vec::with_capacity(request.messages.len() + 2);
-        messages.extend(request.messages.iter().cloned());
-        messages.push(Message::new(Role::Assistant, Text::Said(Arc::from(answer))));
-        messages.push(self.message(Role::User, "result", step, self.plan.result_tokens));
         Some(Request {
             at: ended + Duration::from_secs_f64(wait),
-            turn,
-            turns_left,
-            messages: Arc::new(messages),
             output_tokens: lengths::answer(
                 self.plan.output_tokens,
                 self.plan.seed,
                 request.id,
                 turn,
             ),
-            ..request.clone()
+            ..next
         })
     }
 

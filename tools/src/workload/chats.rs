@@ -136,27 +136,20 @@ impl Workload for ChatRequests {
     }
 
     fn follow(&mut self, request: &Request, ended: Duration, answer: &str) -> Option<Request> {
-        let turns_left = request.turns_left.checked_sub(1)?;
         let turn = request.turn + 1;
+        let next = request.next_turn(answer, self.question(request.id, turn))?;
         let thinking = text::id("thinking", request.id, u64::from(turn));
         let beyond: f64 = Exp1.sample(&mut stream(self.plan.seed ^ thinking, "thinking"));
         let think = self.plan.think_min + self.plan.think_mean * beyond;
-        let mut messages = Vec::with_capacity(request.messages.len() + 2);
-        messages.extend(request.messages.iter().cloned());
-        messages.push(Message::new(Role::Assistant, Text::Said(Arc::from(answer))));
-        messages.push(self.question(request.id, turn));
         Some(Request {
             at: ended + Duration::from_secs_f64(think),
-            turn,
-            turns_left,
-            messages: Arc::new(messages),
             output_tokens: lengths::answer(
                 self.plan.output_tokens,
                 self.plan.seed,
                 request.id,
                 turn,
             ),
-            ..request.clone()
+            ..next
         })
     }
 

@@ -1,8 +1,9 @@
-//! C1 and C10: fifty conversations of five turns behind one system prompt, or ten.
+//! Conversations behind shared system prompts, so many at once: C1 and C10, fifty of five turns
+//! behind one system prompt or ten, and tenants, each with a system prompt and a few conversations.
 //!
 //! Guarantee: all conversations have the same number of turns, and as many of them share each
-//! system prompt, so that shares of hosts can be compared; the study has them in sequence and 16 at
-//! once (ROUTING.md 6a). Not here: chats by popularity (chats.rs).
+//! system prompt, so that shares of hosts can be compared; the study has C1 and C10 in sequence and
+//! 16 at once (ROUTING.md 6a). Not here: chats by popularity (chats.rs).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use super::text::{self, Text};
 use super::{Message, Request, Role, Workload};
 
-/// What C1 and C10 are made of.
+/// What the conversations are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conversations {
     /// System prompts, used in turn.
@@ -44,6 +45,29 @@ impl Conversations {
         }
     }
 
+    /// So many tenants with a system prompt each, and conversations of each of them.
+    ///
+    /// Real engines on two cores serve these: where a token is 2.2 bytes of this text (a vocabulary
+    /// of 8,192), a prompt has 1,700 tokens in the first turn and 100 more with each further one.
+    #[must_use]
+    pub fn of_tenants(tenants: u32, each: u32, turns: u32, seed: u64) -> Self {
+        Self {
+            systems: tenants,
+            count: tenants.saturating_mul(each),
+            turns,
+            system_tokens: 880,
+            question_tokens: 36,
+            output_tokens: 32,
+            seed,
+        }
+    }
+
+    /// Requests of all conversations.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        u64::from(self.count) * u64::from(self.turns)
+    }
+
     /// The first turn of a conversation.
     #[must_use]
     pub fn first(&self, conversation: u32) -> Request {
@@ -67,17 +91,7 @@ impl Conversations {
     /// The turn after this one; `None` if it was the last.
     #[must_use]
     pub fn follow(&self, request: &Request, answer: &str) -> Option<Request> {
-        let turns_left = request.turns_left.checked_sub(1)?;
-        let turn = request.turn + 1;
-        let mut messages = request.messages.as_ref().clone();
-        messages.push(Message::new(Role::Assistant, Text::Said(Arc::from(answer))));
-        messages.push(self.question(request.id, turn));
-        Some(Request {
-            turn,
-            turns_left,
-            messages: Arc::new(messages),
-            ..request.clone()
-        })
+        request.next_turn(answer, self.question(request.id, request.turn + 1))
     }
 
     fn question(&self, conversation: u64, turn: u32) -> Message {
@@ -141,6 +155,11 @@ impl Workload for Rounds {
         self.take().map(|next| Request { at: ended, ..next })
     }
 
+    fn failed(&mut self, _request: &Request, at: Duration) -> Option<Request> {
+        // Its conversation is over; another one takes its place.
+        self.take().map(|next| Request { at, ..next })
+    }
+
     fn prefixes(&self) -> Option<u64> {
         Some(u64::from(self.plan.systems))
     }
@@ -172,5 +191,31 @@ mod tests {
             }
             assert_eq!(plan.follow(&turn, "answer"), None);
         }
+    }
+
+    #[test]
+    fn tenants_have_a_system_prompt_each_and_conversations_of_their_own() {
+        let plan = Conversations::of_tenants(12, 2, 8, 1);
+        assert_eq!((plan.count, plan.requests()), (24, 192));
+        let (one, other) = (plan.first(3), plan.first(15));
+        assert_eq!((one.prefix, other.prefix), (Some(3), Some(3)));
+        assert_eq!(one.messages[0], other.messages[0]);
+        assert_ne!(one.messages[1], other.messages[1]);
+        assert_ne!(one.messages[0], plan.first(4).messages[0]);
+        assert_ne!(one, Conversations::of_tenants(12, 2, 8, 2).first(3));
+    }
+
+    #[test]
+    fn a_turn_that_failed_ends_its_conversation_and_no_other() {
+        let plan = Conversations::of_tenants(2, 1, 2, 1);
+        let mut rounds = Rounds::new(plan, 1);
+        let first = rounds.next().unwrap();
+        assert_eq!(rounds.next(), None, "one at once");
+        let at = Duration::from_secs(3);
+        let second = rounds.failed(&first, at).unwrap();
+        assert_eq!((second.id, second.turn, second.at), (1, 0, at));
+        let third = rounds.follow(&second, at, "answer").unwrap();
+        assert_eq!((third.id, third.turn), (1, 1));
+        assert_eq!(rounds.follow(&third, at, "answer"), None);
     }
 }

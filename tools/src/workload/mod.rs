@@ -105,6 +105,23 @@ impl Request {
     pub fn prompt_tokens(&self) -> u64 {
         self.messages.iter().map(Message::tokens).sum()
     }
+
+    /// The next turn of the same chat, due at the same time: all that was said, the answer, and a
+    /// new message. `None` if this was the last turn.
+    #[must_use]
+    pub fn next_turn(&self, answer: &str, message: Message) -> Option<Self> {
+        let turns_left = self.turns_left.checked_sub(1)?;
+        let mut messages = Vec::with_capacity(self.messages.len() + 2);
+        messages.extend(self.messages.iter().cloned());
+        messages.push(Message::new(Role::Assistant, Text::Said(Arc::from(answer))));
+        messages.push(message);
+        Some(Self {
+            turn: self.turn + 1,
+            turns_left,
+            messages: Arc::new(messages),
+            ..self.clone()
+        })
+    }
 }
 
 /// A source of requests.
@@ -118,6 +135,12 @@ pub trait Workload: Send {
     /// The turn after `request`, whose answer ended at `ended` and read `answer`; `None` if the
     /// chat is over. Its time is `ended` plus the time to think.
     fn follow(&mut self, request: &Request, ended: Duration, answer: &str) -> Option<Request>;
+
+    /// What takes the place of a request that failed at `at`; nothing where arrivals wait for no
+    /// answer. Its chat is over.
+    fn failed(&mut self, _request: &Request, _at: Duration) -> Option<Request> {
+        None
+    }
 
     /// How many shared prefixes there are, for those who want to see each of them; `None` if the
     /// number is not known beforehand.

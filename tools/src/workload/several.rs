@@ -47,6 +47,23 @@ impl Several {
         let index = id.checked_rem(count)?;
         Some((count, self.parts.get_mut(index as usize)?))
     }
+
+    /// What a part has to send after one of its requests has ended.
+    fn then(
+        &mut self,
+        request: &Request,
+        next: impl FnOnce(&mut dyn Workload, &Request, Duration) -> Option<Request>,
+    ) -> Option<Request> {
+        let (count, part) = self.part(request.id)?;
+        let inner = Request {
+            id: request.id / count,
+            at: request.at + part.base,
+            ..request.clone()
+        };
+        let turn = next(part.workload.as_mut(), &inner, part.base)?;
+        let own = turn.id;
+        Some(outer(turn, own, request.id % count, count, part.base))
+    }
 }
 
 /// A part's request as one of all, `own` its number in the part.
@@ -71,15 +88,15 @@ impl Workload for Several {
     }
 
     fn follow(&mut self, request: &Request, ended: Duration, answer: &str) -> Option<Request> {
-        let (count, part) = self.part(request.id)?;
-        let inner = Request {
-            id: request.id / count,
-            at: request.at + part.base,
-            ..request.clone()
-        };
-        let turn = part.workload.follow(&inner, ended + part.base, answer)?;
-        let own = turn.id;
-        Some(outer(turn, own, request.id % count, count, part.base))
+        self.then(request, |workload, inner, base| {
+            workload.follow(inner, ended + base, answer)
+        })
+    }
+
+    fn failed(&mut self, request: &Request, at: Duration) -> Option<Request> {
+        self.then(request, |workload, inner, base| {
+            workload.failed(inner, at + base)
+        })
     }
 
     fn prefixes(&self) -> Option<u64> {
