@@ -111,7 +111,9 @@ pub struct Offer {
     pub known: f64,
     /// Tokens it would compute.
     pub uncached: f64,
-    /// What that and its load come to.
+    /// What its load comes to.
+    pub load: f64,
+    /// What both come to.
     pub cost: f64,
     /// Whether it is at its limit.
     pub full: bool,
@@ -269,23 +271,24 @@ fn offers(query: &Query<'_>, loads: &Loads, constants: &Constants, home: &Home) 
         if !is_home && known <= query.floor {
             uncached *= 1.0 - belief.shared;
         }
-        let load = loads.of(host.seat);
-        let mut cost = f64::from(load.pending)
-            + weight * uncached
-            + constants.in_flight_tokens * f64::from(load.in_flight)
+        let counted = loads.of(host.seat);
+        let mut load = f64::from(counted.pending)
+            + constants.in_flight_tokens * f64::from(counted.in_flight)
             // One failure may be the request's own fault.
-            + constants.failure_tokens * f64::from(load.failures.saturating_sub(1));
+            + constants.failure_tokens * f64::from(counted.failures.saturating_sub(1));
         if host.far {
-            cost += constants.zone_tokens;
+            load += constants.zone_tokens;
         }
+        let mut cost = load + weight * uncached;
         if is_home && query.affinity {
             cost -= weight * uncached * belief.presumed;
         }
-        let full = limit.is_some_and(|limit| load.in_flight >= limit);
+        let full = limit.is_some_and(|limit| counted.in_flight >= limit);
         Some(Offer {
             host,
             known,
             uncached,
+            load,
             cost,
             full,
         })
@@ -305,6 +308,10 @@ fn choose<'a>(
         return Some(best);
     }
     if home.is_bound && home.deepest > query.tokens / 2.0 {
+        let moves = |offer: &&Offer| moves_home(query, constants, home, offer, best);
+        if let Some(offer) = offers.first().filter(moves) {
+            return Some(offer);
+        }
         let near = best.cost + constants.stick * query.tokens;
         let matches = open().filter(|offer| offer.known >= home.deepest && offer.cost <= near);
         if let Some(host) = least(matches, |offer| offer.cost) {
@@ -313,6 +320,22 @@ fn choose<'a>(
     }
     let slack = constants.slack * query.belief.home_weight * (query.tokens - query.floor).max(0.0);
     open().find(|offer| offer.cost <= best.cost + slack)
+}
+
+/// Whether a prompt that others hold moves to its home, which is joining. Without this a host that
+/// comes back gets new prompts only, for a match elsewhere costs less. No more than one step of the
+/// engine is computed again for it, so long sessions stay where they are; and the home's load
+/// counts, so that a cold cache is not flooded.
+fn moves_home(
+    query: &Query<'_>,
+    constants: &Constants,
+    home: &Home,
+    offer: &Offer,
+    best: &Offer,
+) -> bool {
+    let again = home.deepest - offer.known;
+    let has_room = !offer.full && offer.load <= best.load + constants.slack * query.tokens;
+    offer.host.joining && again > 0.0 && again <= constants.step_tokens && has_room
 }
 
 /// The first of the least by `cost`, so that ties keep the key's order.
@@ -353,7 +376,7 @@ mod tests {
     const KEY: Key = Key(42);
     const TOKENS: f64 = 1000.0;
 
-    /// Hosts in the key's order, the home first; `n` is near, `f` far.
+    /// Hosts in the key's order, the home first; `n` is near, `f` far, `j` near and joining.
     fn fleet(zones: &str) -> Vec<Candidate> {
         let host = |n: u16| {
             let seat = Seat {
@@ -366,6 +389,7 @@ mod tests {
                 known_as: HostRef::new(seat, 0),
                 weight: 1,
                 far: false,
+                joining: false,
             }
         };
         let zones: Vec<&str> = zones.split_whitespace().collect();
@@ -373,6 +397,7 @@ mod tests {
         let mut hosts = order(KEY, &hosts, |host| (host.id, host.weight));
         for (host, zone) in hosts.iter_mut().zip(zones) {
             host.far = zone == "f";
+            host.joining = zone == "j";
         }
         hosts
     }
@@ -381,6 +406,11 @@ mod tests {
     /// prompt's 1,000 that each was sent | decision and the place of the host in the key's order.
     #[track_caller]
     fn check(row: &str) {
+        check_with(row, Constants::default());
+    }
+
+    #[track_caller]
+    fn check_with(row: &str, constants: Constants) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let numbers = |cell: &str| -> Vec<f64> {
             let words = cell.split_whitespace();
@@ -414,7 +444,7 @@ mod tests {
         };
         let constants = Constants {
             zone_tokens: numbers(cells[1])[0],
-            ..Constants::default()
+            ..constants
         };
         let choice = decide(&query, &mut read(&store).unwrap(), &constants);
         let first = choice.placement.hosts[0];
@@ -439,5 +469,31 @@ mod tests {
         check("n f n | 2100            | 0 0 0     | 0 900 0    | home 0");
         // All are far, so all cost the same more.
         check("f f f | 5000            | 0 0 0     | 0 0 0      | home 0");
+    }
+
+    #[test]
+    fn a_prompt_moves_to_its_joining_home_unless_that_is_busy_or_much_is_computed_again() {
+        let again = |tokens| Constants {
+            step_tokens: tokens,
+            ..Constants::default()
+        };
+        // zones | a far one costs | pending | was sent    | decision
+        check("n n n | 0           | 0 0 0   | 0 900 0     | match 1");
+        check("j n n | 0           | 0 0 0   | 0 900 0     | home 0");
+        check("n j n | 0           | 0 0 0   | 0 0 900     | match 2");
+        // Once it was sent there, the least cost decides as ever.
+        check("j n n | 0           | 600 0 0 | 900 900 0   | match 1");
+        check("j n n | 0           | 0 600 0 | 900 900 0   | home 0");
+        // Busier than the host that holds it by more than half the prompt.
+        check("j n n | 0           | 500 0 0 | 0 900 0     | home 0");
+        check("j n n | 0           | 501 0 0 | 0 900 0     | match 1");
+        check_with(
+            "j n n | 0      | 0 0 0   | 100 900 0   | home 0",
+            again(800.0),
+        );
+        check_with(
+            "j n n | 0      | 0 0 0   | 99 900 0    | match 1",
+            again(800.0),
+        );
     }
 }

@@ -24,6 +24,9 @@ const WEIGHT_UNIT: u32 = 256;
 /// Hosts that become usable within this time start together, at full weight: their caches are
 /// equally cold, and gateways that start one after another agree.
 const TOGETHER_MS: u64 = 10_000;
+/// A host is joining for so many slow starts: long enough for most prompts to be asked again, of
+/// which each then moves once.
+const JOINING: u64 = 4;
 
 /// A host as a worker knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +77,7 @@ impl View {
                 known_as: HostRef::new(host.seat, host.epoch),
                 weight: weight_of(host.weight, heaviest),
                 far: false,
+                joining: false,
             })
             .collect();
         Self {
@@ -101,9 +105,10 @@ impl View {
         &self.candidates
     }
 
-    /// The same with the weights of this moment: a host that came later than the others grows to
-    /// its full weight over `slow_start_ms`, so that its cold cache takes its share of prefixes
-    /// bit by bit. A growing weight moves prefixes to that host only, and each once.
+    /// The same as of this moment: a host that came later than the others grows to its full weight
+    /// over `slow_start_ms`, so that its cold cache takes its share of prefixes bit by bit. A
+    /// growing weight moves prefixes to that host only, and each once. For [`JOINING`] times as
+    /// long it is joining.
     #[must_use]
     pub fn candidates_at(&self, now_ms: u64, slow_start_ms: u64) -> Cow<'_, [Candidate]> {
         let usable = || {
@@ -111,20 +116,22 @@ impl View {
             self.hosts.iter().filter(usable)
         };
         let first_ms = usable().map(|host| host.since_ms).min().unwrap_or(0);
-        let is_starting = |host: &Host| {
+        let joining_ms = slow_start_ms.saturating_mul(JOINING);
+        let is_joining = |host: &Host| {
             let is_late = host.since_ms > first_ms.saturating_add(TOGETHER_MS);
             // Not before it came either: the clock may have been set back.
-            let until_ms = host.since_ms.saturating_add(slow_start_ms);
+            let until_ms = host.since_ms.saturating_add(joining_ms);
             is_late && (host.since_ms..until_ms).contains(&now_ms)
         };
-        if !usable().any(is_starting) {
+        if !usable().any(is_joining) {
             return Cow::Borrowed(&self.candidates);
         }
         let mut candidates = self.candidates.clone();
         for (candidate, host) in candidates.iter_mut().zip(usable()) {
-            if is_starting(host) {
-                let part = u64::from(candidate.weight) * now_ms.saturating_sub(host.since_ms)
-                    / slow_start_ms.max(1);
+            candidate.joining = is_joining(host);
+            let age_ms = now_ms.saturating_sub(host.since_ms);
+            if candidate.joining && age_ms < slow_start_ms {
+                let part = u64::from(candidate.weight) * age_ms / slow_start_ms;
                 candidate.weight = u32::try_from(part).unwrap_or(u32::MAX).max(1);
             }
         }
@@ -753,5 +760,24 @@ mod tests {
         let weight_at = |now_ms| view.candidates_at(now_ms, 30_000)[1].weight;
         let found = [99_999, 100_000, 115_000, 130_000].map(weight_at);
         assert_eq!(found, [256, 1, 128, 256]);
+    }
+
+    #[test]
+    fn a_late_host_is_joining_for_four_times_its_slow_start() {
+        let view = view(&[(1, 1000), (1, 100_000)]);
+        let joining_at = |now_ms| {
+            view.candidates_at(now_ms, 30_000)
+                .iter()
+                .map(|host| host.joining)
+                .collect::<Vec<_>>()
+        };
+        for (now_ms, expected) in [
+            (99_999, false),
+            (100_000, true),
+            (219_999, true),
+            (220_000, false),
+        ] {
+            assert_eq!(joining_at(now_ms), [false, expected], "at {now_ms}");
+        }
     }
 }

@@ -24,6 +24,9 @@ pub struct Candidate {
     pub weight: u32,
     /// Whether it is in another zone than this gateway.
     pub far: bool,
+    /// Whether it came, or came back, a short while ago: the prefixes it is the home of may move to
+    /// it from where they were sent meanwhile.
+    pub joining: bool,
 }
 
 /// What a decision is bound by.
@@ -233,6 +236,7 @@ mod tests {
             ),
             weight: 1,
             far: false,
+            joining: false,
         };
         (0..count).map(host).collect()
     }

@@ -283,6 +283,38 @@ async fn a_new_host_takes_its_share_slowly_and_no_prefix_moves_twice() {
 }
 
 #[tokio::test]
+async fn a_host_that_comes_back_gets_its_prefixes_back_though_others_hold_them() {
+    const PREFIXES: u64 = 120;
+    let engines = MockEngine::start_many(4).await.unwrap();
+    let gateway = Gateway::of(&engines).eds();
+    let gateway = gateway.pool(json!({"slow_start_ms": 4000}));
+    let gateway = gateway.start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    // Hosts that appear within ten seconds start together.
+    let started = Instant::now();
+    let at_first = homes(&client, 0..PREFIXES).await;
+    tokio::time::sleep(Duration::from_secs(11).saturating_sub(started.elapsed())).await;
+
+    gateway.set_hosts(&engines[..3]).await.unwrap();
+    gateway.wait_hosts("usable", 3, SOON).await.unwrap();
+    let gone = engines[3].name();
+    for (before, meanwhile) in at_first.iter().zip(homes(&client, 0..PREFIXES).await) {
+        assert!(*before == meanwhile || before == gone);
+    }
+    gateway.set_hosts(&engines).await.unwrap();
+    gateway.wait_hosts("usable", 4, SOON).await.unwrap();
+    let mut last = Vec::new();
+    let back = eventually(Duration::from_secs(14), async || {
+        last = homes(&client, 0..PREFIXES).await;
+        last == at_first
+    });
+    let is_back = back.await;
+    let elsewhere = at_first.iter().zip(&last).filter(|(a, b)| a != b).count();
+    assert!(is_back, "{elsewhere} of {PREFIXES} prefixes are elsewhere");
+    assert!(share(&at_first, gone) > 0.1);
+}
+
+#[tokio::test]
 async fn an_engine_that_fails_fast_does_not_look_idle() {
     let engines = MockEngine::start_many(4).await.unwrap();
     let gateway = Gateway::of(&engines).start().await.unwrap();

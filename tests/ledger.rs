@@ -222,6 +222,7 @@ impl World {
             known_as: HostRef::new(*seat, 0),
             weight: 1,
             far: false,
+            joining: false,
         };
         self.seats.iter().enumerate().map(candidate).collect()
     }

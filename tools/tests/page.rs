@@ -269,6 +269,9 @@ async fn unique_prompts_miss(tab: &Tab) {
 
 async fn hosts_die_drain_and_come(tab: &Tab) {
     let every = |what: &str| format!("latest.fleets.every((one) => {what})");
+    let prompts = format!("{WITH}.hosts[1].prompts");
+    let before = number(tab, &prompts).await;
+    assert!(before > 4.0, "{before} prompts");
     on_host(tab, 1, "kill").await;
     let dead = every("one.hosts[1].state === 'killed' && one.hosts[1].in_flight === 0");
     wait(tab, "a killed host has nothing in flight", &dead, SOON).await;
@@ -277,6 +280,8 @@ async fn hosts_die_drain_and_come(tab: &Tab) {
     on_host(tab, 1, "restart").await;
     let up = every("one.hosts[1].state === 'up'");
     wait(tab, "a restarted host is back", &up, SOON).await;
+    let back = format!("{prompts} >= {before} / 2");
+    wait(tab, "with its prompts", &back, LATER).await;
     on_host(tab, 2, "drain").await;
     let empty = every("one.hosts[2].state === 'draining' && one.hosts[2].in_flight === 0");
     wait(tab, "a draining host empties", &empty, LATER).await;

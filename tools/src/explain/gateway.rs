@@ -76,7 +76,7 @@ impl Gateway {
     pub(super) fn new(pool: &Pool, hosts: &[String], loads: &[String]) -> Result<Self> {
         let gateway = Self {
             router: Router::new(&pool.name, pool.rules()),
-            view: ours::view(1, hosts, |_| true),
+            view: ours::view(1, hosts, |_| Some(0)),
             store: MemoryStore::new(),
             ledger: Ledger::default(),
         };

@@ -570,7 +570,9 @@ impl<'a> World<'a> {
             }
         }
         for gateway in &mut self.gateways {
-            gateway.policy.hosts_changed(&self.hosts, &self.names);
+            gateway
+                .policy
+                .hosts_changed(&self.hosts, &self.names, self.now);
         }
     }
 

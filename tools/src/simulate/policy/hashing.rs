@@ -68,7 +68,7 @@ impl Policy for RingHash {
         Chosen::at(home.unwrap_or_else(|| load::any(fleet.hosts, rng)))
     }
 
-    fn hosts_changed(&mut self, hosts: &[u32], names: &[String]) {
+    fn hosts_changed(&mut self, hosts: &[u32], names: &[String], _now_ns: u64) {
         self.ring.set(hosts, names);
     }
 }
@@ -105,7 +105,7 @@ impl Policy for Bounded {
         }
     }
 
-    fn hosts_changed(&mut self, hosts: &[u32], names: &[String]) {
+    fn hosts_changed(&mut self, hosts: &[u32], names: &[String], _now_ns: u64) {
         self.ring.set(hosts, names);
     }
 }

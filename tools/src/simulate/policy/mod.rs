@@ -109,7 +109,7 @@ pub trait Policy {
     fn ended(&mut self, _id: u64, _usage: Option<Usage>, _now_ns: u64) {}
 
     /// Hosts came or went.
-    fn hosts_changed(&mut self, _hosts: &[u32], _names: &[String]) {}
+    fn hosts_changed(&mut self, _hosts: &[u32], _names: &[String], _now_ns: u64) {}
 }
 
 /// The policies there are.

@@ -24,6 +24,8 @@ use super::{Ask, Chosen, Fleet, Policy, Start, Usage, load};
 
 /// One answer in so many is learned from: the filter's default.
 const LEARN_EVERY: u64 = 8;
+/// The filter's default.
+const SLOW_START_MS: u64 = 30_000;
 /// Virtual time is in nanoseconds, the filter's in milliseconds.
 const NS_PER_MS: u64 = 1_000_000;
 
@@ -33,6 +35,8 @@ pub(super) struct Ours {
     store: MemoryStore,
     ledger: Ledger,
     requests: FxHashMap<u64, Sent>,
+    /// Since when each usable host is one.
+    since_ms: FxHashMap<u32, u64>,
 }
 
 /// One of Envoy's threads: what it learns is its own.
@@ -106,8 +110,7 @@ impl Ours {
             rule,
             bounds,
             rejects: false,
-            // The study's hosts take their share at once.
-            slow_start_ms: 0,
+            slow_start_ms: SLOW_START_MS,
             share: 1.0,
             observes: false,
         };
@@ -122,8 +125,9 @@ impl Ours {
             store: MemoryStore::new(),
             ledger: Ledger::default(),
             requests: FxHashMap::default(),
+            since_ms: FxHashMap::default(),
         };
-        ours.hosts_changed(start.hosts, start.names);
+        ours.hosts_changed(start.hosts, start.names, 0);
         ours
     }
 
@@ -237,25 +241,34 @@ impl Policy for Ours {
         }
     }
 
-    fn hosts_changed(&mut self, hosts: &[u32], names: &[String]) {
+    fn hosts_changed(&mut self, hosts: &[u32], names: &[String], now_ns: u64) {
         let version = self.view.version + 1;
-        self.view = view(version, names, |number| hosts.contains(&number));
+        self.since_ms.retain(|host, _| hosts.contains(host));
+        for &host in hosts {
+            self.since_ms.entry(host).or_insert(now_ns / NS_PER_MS);
+        }
+        self.view = view(version, names, |host| self.since_ms.get(&host).copied());
         take_seats(&self.view, &self.ledger, &self.store);
     }
 }
 
-/// The hosts of these names as a worker sees them, all of weight 1.
-pub(crate) fn view(version: u32, names: &[String], is_usable: impl Fn(u32) -> bool) -> View {
+/// The hosts of these names as a worker sees them, all of weight 1, with the time since when each is
+/// usable, if it is.
+pub(crate) fn view(
+    version: u32,
+    names: &[String],
+    usable_since_ms: impl Fn(u32) -> Option<u64>,
+) -> View {
     let known = names.iter().zip(0..).map(|(name, number)| Host {
         address: name.clone(),
         seat: seat(number),
         id: HostId::of(name),
         epoch: 0,
         weight: 1,
-        since_ms: 0,
+        since_ms: usable_since_ms(number).unwrap_or_default(),
         missing_ms: 0,
         zone: String::new(),
-        state: is_usable(number).then_some(State::Usable),
+        state: usable_since_ms(number).map(|_| State::Usable),
     });
     View::new(version, known.collect())
 }
