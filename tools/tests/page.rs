@@ -189,6 +189,9 @@ async fn fits_and_can_be_read(tab: &Tab, browser: &Browser, url: &str) {
         tab.eval(paper).await.unwrap(),
         narrow.eval(paper).await.unwrap()
     );
+    for (one, width) in [(tab, "wide"), (&narrow, "narrow")] {
+        pictures(one, width).await;
+    }
     let accessible = tab.accessible().await.unwrap();
     let usable: Vec<_> = accessible
         .iter()
@@ -213,6 +216,19 @@ async fn fits_and_can_be_read(tab: &Tab, browser: &Browser, url: &str) {
         tab.press("Enter", 13).await.unwrap();
         let pressed = format!("document.getElementById('viral').ariaPressed === '{on}'");
         wait(tab, "a key presses the button", &pressed, SOON).await;
+    }
+}
+
+/// For people to look at: what no assertion sees is ugly or unclear.
+async fn pictures(tab: &Tab, width: &str) {
+    for (dark, paper) in [(true, "dark"), (false, "light")] {
+        tab.set_dark(dark).await.unwrap();
+        // Curves take their colours from the page with the next frame.
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        let name = format!("page-{width}-{paper}.png");
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        tab.screenshot(&file).await.unwrap();
+        println!("picture: {}", file.display());
     }
 }
 

@@ -8,8 +8,8 @@ const LANE_SQUARE = 11; // CSS pixels from one request to the next
 const RATES = [1, 5, 10, 20, 30, 40, 60];
 const LIMITS = [2, 4, 8, 16, 32];
 const KINDS = { // decisions, in words and colours
-  home: ["at its home", "#1f9d6b"],
-  match: ["where more of it is cached", "#2f8fd0"],
+  home: ["to the host its prompt belongs to", "#1f9d6b"],
+  match: ["to a host that has more of it cached", "#2f8fd0"],
   divert: ["elsewhere because of load", "#c28a1f"],
   saturated: ["every host at its limit", "#b3261e"],
   reject: ["refused", "#b3261e"],
@@ -57,9 +57,10 @@ function card(index, fleet, count) {
     figures.append(element("div", big ? { class: "big" } : {}, element("dt", {}, label), values[key]));
   }
   const body = element("tbody", {});
+  const lane = element("th", { scope: "col", class: "lane" }, "In flight");
   const head = element("thead", {}, element("tr", {},
     element("th", { scope: "col", class: "name" }, "Host"),
-    element("th", { scope: "col", class: "lane" }, fleet.filter ? "In flight, and the limit" : "In flight"),
+    lane,
     element("th", { scope: "col", class: "number" }, ""),
     element("th", { scope: "col", class: "known" }, "Its prompts, 30 s"),
     element("th", { scope: "col", class: "number count" }, ""),
@@ -69,7 +70,7 @@ function card(index, fleet, count) {
   const own = fleet.filter ? 1 : count > 2 && index === 0 ? 2 : 0;
   const article = element("article", { class: `fleet own${own}`, "aria-labelledby": `fleet-${index}` },
     title, figures, element("table", { class: "hosts" }, head, body), decisions);
-  return { article, title, values, body, decisions, rows: [], own, prompts: [] };
+  return { article, title, values, body, lane, decisions, rows: [], own, prompts: [] };
 }
 
 const STAGES = { waiting: "has not begun", warm_up: "fills its caches", running: "", finished: "finished: the whole run" };
@@ -77,6 +78,7 @@ const STAGES = { waiting: "has not begun", warm_up: "fills its caches", running:
 function showFleet(one, fleet) {
   one.article.classList.toggle("waiting", fleet.stage === "waiting");
   setText(one.title, STAGES[fleet.stage] ? `${fleet.title} (${STAGES[fleet.stage]})` : fleet.title);
+  setText(one.lane, fleet.filter && fleet.limit ? `In flight (bar: the limit, ${fleet.limit})` : "In flight");
   const figures = fleet.figures;
   setText(one.values.hits, percent(figures.hits));
   setText(one.values.p50, ms(figures.p50));

@@ -173,6 +173,16 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
     }
     anyhow::ensure!(args.window > 0.0, "--window: expected seconds above 0");
     let cells = cells(&args)?;
+    // What a later cell needs is looked for before the first one is run.
+    for cell in &cells {
+        Source::new(
+            cell.workload,
+            cell.seed,
+            cell.arrival,
+            &args.traces,
+            &args.sizes,
+        )?;
+    }
     let runs = run_all(&args, &cells)?;
     let rows: Vec<Row> = runs
         .iter()

@@ -171,7 +171,7 @@ fn flags_that_cannot_be_used_are_refused() {
         ),
         ("--load 0", "--load: expected numbers above 0"),
         (
-            "--workload W7 --traces nowhere",
+            "--workload W1,W7 --traces nowhere",
             "the traces are looked for where --traces says",
         ),
         (
