@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tools::testkit::{Browser, Tab};
+use tools::testkit::{Browser, Tab, skipped};
 
 /// Most effects are there at once; caches take a moment to fill on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
@@ -57,7 +57,7 @@ impl Drop for Live {
 fn chromium() -> Option<PathBuf> {
     let found = Browser::find();
     if found.is_none() {
-        eprintln!("SKIPPED: no Chromium on the PATH; `apt-get install chromium` brings one");
+        skipped("no Chromium on the PATH; `apt-get install chromium` brings one");
     }
     found
 }

@@ -39,6 +39,13 @@ pub async fn eventually(limit: Duration, mut holds: impl AsyncFnMut() -> bool) -
     }
 }
 
+/// Says that a test checks nothing here, and why. Past the test runner, which keeps what a test that
+/// passes has printed to itself.
+pub fn skipped(why: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "\nSKIPPED: {why}");
+}
+
 /// Lower-case hexadecimal SHA-256.
 #[must_use]
 pub fn sha256(bytes: &[u8]) -> String {
