@@ -20,6 +20,7 @@ pub mod harness;
 pub mod live;
 pub mod load;
 pub mod page;
+mod real;
 pub mod report;
 mod round;
 pub mod scale;

@@ -4,6 +4,7 @@
 //! empty at first; no process outlives the demo. Not here: engines (engine/), the Envoy
 //! (round/, harness/), requests (load/, workload/), tables and plots (report/).
 
+mod real;
 mod settings;
 
 use std::io::Write as _;
@@ -14,29 +15,40 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use crate::page::{Board, HostState, Mode, Page, Stage};
+use crate::real::llama::{Llama, Sizes};
 use crate::report::{Report, Run, page, table};
-use crate::round::fleet::{self, Fleet};
+use crate::round::fleet::{self, Fleet, Kind};
 use crate::round::{Model, Policy, Round, Setup, Show, Stretch, interrupted};
 use crate::setup;
 use crate::workload::Form;
-use settings::Settings;
+use settings::{EngineKind, Places, Settings};
 
 pub use settings::DemoArgs;
+
+/// What will be run.
+enum Demo {
+    Simulated(Settings),
+    Real(real::Settings),
+}
 
 /// Runs the command.
 ///
 /// # Errors
 /// If something the demo needs is missing, or a run fails; the message says what to do.
 pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
-    let settings = Settings::new(args)?;
+    let demo = match args.engine {
+        EngineKind::Simulated => Demo::Simulated(Settings::new(args)?),
+        EngineKind::LlamaCpp => Demo::Real(real::Settings::new(args)?),
+    };
     let ready = setup::ready()?;
+    let engines = demo.engines()?;
     // One thread: the load must leave the processors to the engines and Envoy.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
         let report = tokio::select! {
-            report = demo(&settings, &ready) => report?,
+            report = play(&demo, args.workload.seed, engines, &ready) => report?,
             name = interrupted() => {
                 // The line of progress is not ended.
                 eprintln!();
@@ -47,24 +59,82 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
     })
 }
 
-async fn demo(settings: &Settings, ready: &setup::Ready) -> anyhow::Result<Report> {
+impl Demo {
+    fn places(&self) -> &Places {
+        match self {
+            Self::Simulated(settings) => &settings.places,
+            Self::Real(settings) => &settings.places,
+        }
+    }
+
+    /// The engines to be started; real ones may have to be fetched.
+    fn engines(&self) -> anyhow::Result<Kind> {
+        match self {
+            Self::Simulated(settings) => Kind::simulated(settings.kv_tokens),
+            Self::Real(_) => Ok(Llama::ready()?.kind(Sizes::DEMO)),
+        }
+    }
+
+    fn conditions(&self, envoy_version: &str) -> Vec<String> {
+        match self {
+            Self::Simulated(settings) => settings.conditions(envoy_version),
+            Self::Real(settings) => settings.conditions(envoy_version),
+        }
+    }
+
+    /// What is real about it, for the page.
+    fn about(&self) -> &'static str {
+        match self {
+            Self::Simulated(_) => {
+                "The engines are simulated; Envoy, the filter and every request are real."
+            }
+            Self::Real(_) => {
+                "Everything is real; only the model is tiny, and its weights are random."
+            }
+        }
+    }
+
+    /// Engine time per real time.
+    fn speed(&self) -> f64 {
+        match self {
+            Self::Simulated(settings) => settings.speed,
+            Self::Real(_) => 1.0,
+        }
+    }
+
+    async fn play(&self, fleet: &Fleet, policy: Policy, show: Option<Show>) -> anyhow::Result<Run> {
+        match self {
+            Self::Simulated(settings) => simulated(settings, fleet, policy, show).await,
+            Self::Real(settings) => settings.play(fleet, policy, show).await,
+        }
+    }
+}
+
+/// Plays the policies one after another.
+async fn play(
+    demo: &Demo,
+    seed: u64,
+    engines: Kind,
+    ready: &setup::Ready,
+) -> anyhow::Result<Report> {
     let began = Instant::now();
-    if settings.port != 0 {
-        fleet::free(&(Ipv4Addr::LOCALHOST, settings.port).into(), "--port")?;
+    let places = demo.places();
+    if places.port != 0 {
+        fleet::free(&(Ipv4Addr::LOCALHOST, places.port).into(), "--port")?;
     }
     let logs = setup::results("demo")?;
-    let fleet = Fleet::start(&settings.engine_ports, settings.kv_tokens, &logs).await?;
+    let fleet = Fleet::start(&places.engine_ports, engines, &logs).await?;
     let mut report = Report {
-        conditions: settings.conditions(&ready.envoy_version),
-        seed: settings.seed,
+        conditions: demo.conditions(&ready.envoy_version),
+        seed,
         commit: setup::commit(),
         runs: Vec::new(),
     };
     for line in report.conditions.iter().flat_map(|text| table::wrap(text)) {
         eprintln!("{line}");
     }
-    let page = match settings.page {
-        Some(address) => Some(show(address, settings, &fleet, &report).await?),
+    let page = match places.page {
+        Some(address) => Some(show(address, demo, &fleet, &report).await?),
         None => None,
     };
     for (place, policy) in Policy::ALL.into_iter().enumerate() {
@@ -72,18 +142,19 @@ async fn demo(settings: &Settings, ready: &setup::Ready) -> anyhow::Result<Repor
             board: Arc::clone(board),
             place,
         });
-        let run = play(settings, &fleet, policy, show).await;
+        let run = demo.play(&fleet, policy, show).await;
         report
             .runs
             .push(run.with_context(|| format!("policy {}", policy.name()))?);
     }
+    fleet.down().await?;
     let seconds = began.elapsed().as_secs();
     eprintln!("All of it took {} min {} s.\n", seconds / 60, seconds % 60);
     Ok(report)
 }
 
-/// Runs one policy.
-async fn play(
+/// Runs one policy on simulated engines.
+async fn simulated(
     settings: &Settings,
     fleet: &Fleet,
     policy: Policy,
@@ -91,12 +162,14 @@ async fn play(
 ) -> anyhow::Result<Run> {
     let setup = Setup {
         file: "envoy/envoy.yaml",
+        with_filter: |plan| plan,
         without_filter: |plan| plan,
         gateways: 1,
-        port: settings.port,
+        port: settings.places.port,
         form: Form::Chat,
         stream: true,
         models: vec![Model::plain("sim", "engines")],
+        named: false,
     };
     let round = Round::open(&setup, fleet, policy, show).await?;
     let mut driver = round.driver(settings.plan.open()?);
@@ -120,15 +193,14 @@ async fn play(
 /// Shows the rounds on a page while they run.
 async fn show(
     address: SocketAddr,
-    settings: &Settings,
+    demo: &Demo,
     fleet: &Fleet,
     report: &Report,
 ) -> anyhow::Result<(Arc<Board>, Page)> {
-    let mut about = vec![
-        "The engines are simulated; Envoy, the filter and every request are real. One policy runs \
-         after another, each from cold engines, with the same requests."
-            .to_owned(),
-    ];
+    let mut about = vec![format!(
+        "{} One policy runs after another, each from cold engines, with the same requests.",
+        demo.about()
+    )];
     about.extend(report.conditions.first().cloned());
     let board = Board::new(Mode::Rounds, about);
     let hosts = fleet.addresses.iter();
@@ -143,7 +215,7 @@ async fn show(
             format!("Envoy alone: {}", policy.name())
         };
         let place = board.add_fleet(&title, ours, &hosts);
-        board.set_stage(place, Stage::Waiting, settings.speed);
+        board.set_stage(place, Stage::Waiting, demo.speed());
     }
     let page = Page::serve(Arc::clone(&board), address, None).await?;
     eprintln!("Live page while this runs: {}\n", page.url());

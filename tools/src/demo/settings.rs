@@ -48,35 +48,55 @@ const TRACE_SPEED: f64 = 5.0;
 /// How fast the engines' clock runs while caches are filled.
 const WARMUP_SPEED: f64 = 20.0;
 
+/// Seconds that are measured for each policy.
+const DURATION: f64 = 60.0;
+
+/// Which engines are behind Envoy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum EngineKind {
+    /// Simulated: vLLM's scheduling and prefix cache with the timing of a large model.
+    #[default]
+    Simulated,
+    /// Real llama.cpp servers with a tiny model of random weights, fetched from Python's package
+    /// index (55 MB). Their load is conversations of tenants, which wait for their answers.
+    #[value(name = "llama.cpp")]
+    LlamaCpp,
+}
+
 /// Options of `demo`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DemoArgs {
+    /// The engines.
+    #[arg(long, value_enum, default_value = "simulated")]
+    pub(super) engine: EngineKind,
     #[command(flatten)]
-    workload: WorkloadArgs,
-    /// Engines.
-    #[arg(long, default_value_t = HOSTS, value_parser = clap::value_parser!(u16).range(2..=64))]
-    hosts: u16,
-    /// Seconds that are measured for each policy, in engine time; a trace ends by itself.
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = 60.0,
-        conflicts_with = "trace"
-    )]
-    duration: f64,
+    pub(super) workload: WorkloadArgs,
+    /// Engines; 7, or 3 real ones.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(2..=64))]
+    pub(super) hosts: Option<u16>,
+    /// Real engines: tenants, each with a system prompt and two conversations [default: 12].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(super) tenants: Option<u32>,
+    /// Real engines: turns of each conversation [default: 8].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=20))]
+    pub(super) turns: Option<u32>,
+    /// Seconds that are measured for each policy, in engine time [default: 60]; a trace ends by
+    /// itself.
+    #[arg(long, value_name = "SECONDS", conflicts_with = "trace")]
+    pub(super) duration: Option<f64>,
     /// W1 or W5 at the study's full size: four times the prompts and the KV cache, longer answers.
     #[arg(long)]
-    full: bool,
+    pub(super) full: bool,
     /// Tokens of KV cache in each engine.
     #[arg(long, value_name = "TOKENS")]
-    kv_tokens: Option<u64>,
+    pub(super) kv_tokens: Option<u64>,
     /// How many times faster than real time the engines' clock runs while measuring. Requests
     /// come as much faster, and all times are given in engine time.
     #[arg(long)]
-    speed: Option<f64>,
+    pub(super) speed: Option<f64>,
     /// Requests before measuring, with one token of answer each and a clock 20 times as fast.
     #[arg(long, value_name = "REQUESTS")]
-    warmup: Option<u64>,
+    pub(super) warmup: Option<u64>,
     /// First of the ports on which the engines listen. Where a prefix lives depends on the
     /// engines' addresses, so that the same ports give the same placement.
     #[arg(long, value_name = "PORT", default_value_t = 19_101)]
@@ -95,21 +115,43 @@ pub struct DemoArgs {
     pub(super) json: bool,
 }
 
-/// What will be run.
+/// Where a demo listens.
 #[derive(Clone, Debug)]
-pub(super) struct Settings {
-    /// The requests.
-    pub plan: Plan,
-    /// In words.
-    pub workload: String,
-    /// The seed.
-    pub seed: u64,
+pub(super) struct Places {
     /// The engines' ports.
     pub engine_ports: Vec<u16>,
     /// Envoy's port, or 0.
     pub port: u16,
     /// Where the page is, if one is wanted.
     pub page: Option<SocketAddr>,
+}
+
+impl Places {
+    /// For so many engines.
+    pub(super) fn new(args: &DemoArgs, hosts: u16) -> anyhow::Result<Self> {
+        let last = args.engine_port.checked_add(hosts - 1);
+        anyhow::ensure!(
+            args.engine_port > 0 && last.is_some(),
+            "--engine-port: expected {hosts} ports from it on to exist, got {}",
+            args.engine_port
+        );
+        Ok(Self {
+            engine_ports: (args.engine_port..).take(hosts.into()).collect(),
+            port: args.port,
+            page: (!args.no_page).then_some(args.page),
+        })
+    }
+}
+
+/// What will be run on simulated engines.
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    /// The requests.
+    pub plan: Plan,
+    /// In words.
+    pub workload: String,
+    /// Where it listens.
+    pub places: Places,
     /// Tokens of KV cache in each engine.
     pub kv_tokens: u64,
     /// Engine time per real time while measuring.
@@ -133,7 +175,11 @@ impl Settings {
             !args.full || (single && !trace),
             "--full: only W1 and W5 have a smaller size; this workload always runs in full"
         );
-        let share = f64::from(args.hosts) / f64::from(HOSTS);
+        for (flag, given) in [("--tenants", args.tenants), ("--turns", args.turns)] {
+            anyhow::ensure!(given.is_none(), "{flag}: only for --engine llama.cpp");
+        }
+        let hosts = args.hosts.unwrap_or(HOSTS);
+        let share = f64::from(hosts) / f64::from(HOSTS);
         let mut workload = args.workload.clone();
         let sizes_given = args.kv_tokens.is_some() || sized(&workload);
         if scaled {
@@ -159,7 +205,7 @@ impl Settings {
         let (until, window) = match &plan {
             Plan::Trace(trace) => (Until::End, trace.length()),
             _ => {
-                let window = Duration::try_from_secs_f64(args.duration)?;
+                let window = Duration::try_from_secs_f64(args.duration.unwrap_or(DURATION))?;
                 (Until::Elapsed(window), window)
             }
         };
@@ -167,13 +213,6 @@ impl Settings {
             window >= Duration::from_secs(1),
             "--duration: expected at least 1 second, got {}",
             window.as_secs_f64()
-        );
-        let last = args.engine_port.checked_add(args.hosts - 1);
-        anyhow::ensure!(
-            args.engine_port > 0 && last.is_some(),
-            "--engine-port: expected {} ports from it on to exist, got {}",
-            args.hosts,
-            args.engine_port
         );
         let kv_tokens = if scaled { KV_TOKENS } else { KV_TOKENS_FULL };
         let warmup = match (trace, args.full) {
@@ -184,10 +223,7 @@ impl Settings {
         Ok(Self {
             workload: describe(&workload, &plan, sizes_given),
             plan,
-            seed: args.workload.seed,
-            engine_ports: (args.engine_port..).take(args.hosts.into()).collect(),
-            port: args.port,
-            page: (!args.no_page).then_some(args.page),
+            places: Places::new(args, hosts)?,
             kv_tokens: args.kv_tokens.unwrap_or(kv_tokens),
             speed,
             warmup_speed: WARMUP_SPEED.max(speed),
@@ -199,7 +235,7 @@ impl Settings {
 
     /// What the results hold for, in sentences.
     pub(super) fn conditions(&self, envoy_version: &str) -> Vec<String> {
-        let hosts = self.engine_ports.len();
+        let hosts = self.places.engine_ports.len();
         let clock = if (self.speed - 1.0).abs() < 1e-9 {
             "in real time".to_owned()
         } else {
@@ -321,7 +357,10 @@ mod tests {
         );
         assert_eq!(settings.kv_tokens * 4, 1_200_000);
         assert_eq!(plan.prompts * 4, 2600);
-        assert_eq!(settings.engine_ports, (19_101..19_108).collect::<Vec<_>>());
+        assert_eq!(
+            settings.places.engine_ports,
+            (19_101..19_108).collect::<Vec<_>>()
+        );
         assert!(settings.window >= Duration::from_secs(40) && settings.speed <= 2.0);
     }
 

@@ -251,6 +251,24 @@ impl Plan {
         })
     }
 
+    /// Lets every route of the first listener hash this header, for [`Policy::RingHash`].
+    #[must_use]
+    pub fn hash_header(self, header: &str) -> Self {
+        self.edit_http(|http| {
+            let hosts = array(http, "/route_config/virtual_hosts")?;
+            for host in hosts {
+                for route in array(host, "/routes")? {
+                    let route = route
+                        .get_mut("route")
+                        .ok_or_else(|| anyhow!("a route leads to no cluster"))?;
+                    let policy = json!([{"header": {"header_name": header}}]);
+                    put(route, "hash_policy", policy)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
     /// Starts it and waits until it serves.
     pub async fn start(self) -> Result<Envoy> {
         Envoy::start(self).await

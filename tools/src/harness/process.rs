@@ -79,14 +79,23 @@ impl Process {
         log::read(&self.log)
     }
 
+    /// Asks it to end, and does not wait.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub fn terminate(&self) -> Result<()> {
+        if let Some(pid) = Pid::from_raw(self.child.id().try_into()?) {
+            kill_process(pid, Signal::TERM)?;
+        }
+        Ok(())
+    }
+
     /// Asks it to end and waits; `None` if it does not within `limit`.
     ///
     /// # Errors
     /// If it cannot be asked.
     pub async fn stop(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {
-        if let Some(pid) = Pid::from_raw(self.child.id().try_into()?) {
-            kill_process(pid, Signal::TERM)?;
-        }
+        self.terminate()?;
         let started = Instant::now();
         while started.elapsed() < limit {
             if let Some(status) = self.child.try_wait()? {

@@ -109,10 +109,8 @@ pub(super) fn with_filter(hosts: Vec<SocketAddr>, limit: Option<u32>) -> Result<
 pub(super) fn without_filter(hosts: Vec<SocketAddr>) -> Result<Plan> {
     let plan = plan(&hosts)?
         .without_filter(Policy::LeastRequest)
+        .hash_header(PROMPT_ID.as_str())
         .edit(|config| {
-            let route = at(config, "/route_config/virtual_hosts/0/routes/0/route")?;
-            let hash = json!([{"header": {"header_name": PROMPT_ID.as_str()}}]);
-            put(route, "hash_policy", hash)?;
             let clusters = config.pointer_mut("/static_resources/clusters");
             let clusters = clusters.and_then(Value::as_array_mut);
             let clusters = clusters.context("the file has no clusters")?;

@@ -92,7 +92,8 @@ pub struct Outcome {
     pub total: Duration,
     /// The host that answered, if the filter tells it (`debug_headers`).
     pub served_by: Option<String>,
-    /// The simulated engine that answered, by its own word; `None` if it is another server.
+    /// The engine that answered: by the word of a simulated one, else of a gateway that was asked to
+    /// say it ([`SERVED_BY`]).
     pub host: Option<String>,
     /// What came back.
     pub answer: Answer,
@@ -233,6 +234,7 @@ impl Client {
             .and_then(|host| host.to_str().ok())
             .map(str::to_owned);
         let host = response.headers().get(HOST_HEADER);
+        let host = host.or_else(|| response.headers().get(SERVED_BY));
         outcome.host = host.and_then(|host| host.to_str().ok()).map(str::to_owned);
         let content_type = response
             .headers()

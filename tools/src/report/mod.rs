@@ -33,7 +33,10 @@ pub struct Run {
     pub engine_ttft: Histogram,
     /// Tokens a second that the engines produced.
     pub output_tokens_per_s: f64,
-    /// Requests per host, as the hosts counted.
+    /// Requests a second that ended well, where the load waits for answers; where it does not, it
+    /// says nothing of the policy.
+    pub requests_per_s: Option<f64>,
+    /// Requests per host, as the hosts counted, or as answers say where they do not.
     pub shares: Vec<(String, u64)>,
     /// Requests per kind of decision, as the filter counted; empty without the filter.
     pub decisions: BTreeMap<String, u64>,
@@ -173,6 +176,8 @@ struct JsonRun<'a> {
     hit_rate: f64,
     ttft_ms: JsonTimes,
     output_tokens_per_s: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    requests_per_s: Option<f64>,
     share_max_over_mean: f64,
     shares: BTreeMap<&'a str, u64>,
     decisions: &'a BTreeMap<String, u64>,
@@ -202,6 +207,7 @@ impl Report {
                 p99: run.ttft(0.99),
             },
             output_tokens_per_s: run.output_tokens_per_s,
+            requests_per_s: run.requests_per_s,
             share_max_over_mean: run.max_over_mean(),
             shares: run
                 .shares

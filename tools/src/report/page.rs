@@ -79,7 +79,7 @@ pub fn end(out: &mut String, conditions: &[String], seed: u64, commit: &str) {
 
 fn figures(out: &mut String, report: &Report) {
     type Figure = fn(&Run) -> String;
-    let rows: [(&str, Figure); 8] = [
+    let mut rows: Vec<(&str, Figure)> = vec![
         ("Requests", |run| run.requests.to_string()),
         ("Errors", |run| run.failed().to_string()),
         ("Cache hits, % of prompt tokens", |run| {
@@ -95,6 +95,12 @@ fn figures(out: &mut String, report: &Report) {
             format!("{:.2}", run.max_over_mean())
         }),
     ];
+    // Where the load does not wait for answers, it is the load's, not the policies'.
+    if report.runs.iter().all(|run| run.requests_per_s.is_some()) {
+        rows.push(("Requests/s", |run| {
+            format!("{:.2}", run.requests_per_s.unwrap_or(0.0))
+        }));
+    }
     let _ = write!(out, "<div class=\"scroll\"><table>\n<tr><th></th>");
     for run in &report.runs {
         let _ = write!(out, "<th>{}</th>", escape(run.policy));

@@ -46,7 +46,7 @@ pub fn render(report: &Report) -> String {
 
 fn figures(report: &Report) -> String {
     type Figure = fn(&Run) -> String;
-    let rows: [(&str, Figure); 8] = [
+    let mut rows: Vec<(&str, Figure)> = vec![
         ("requests", |run| run.requests.to_string()),
         ("errors", |run| run.failed().to_string()),
         ("cache hits, % of prompt tokens", |run| {
@@ -62,6 +62,12 @@ fn figures(report: &Report) -> String {
             format!("{:.2}", run.max_over_mean())
         }),
     ];
+    // Where the load does not wait for answers, it is the load's, not the policies'.
+    if report.runs.iter().all(|run| run.requests_per_s.is_some()) {
+        rows.push(("requests/s", |run| {
+            format!("{:.2}", run.requests_per_s.unwrap_or(0.0))
+        }));
+    }
     let mut out = String::new();
     let mut line = |name: &str, values: &mut dyn Iterator<Item = String>| {
         let values = values.fold(String::new(), |line, value| format!("{line}{value:>15}"));

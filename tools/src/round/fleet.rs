@@ -1,24 +1,75 @@
-//! A round's engines: child processes of this very program.
+//! A round's engines: child processes, simulated ones or real.
 //!
-//! Guarantee: they end with the fleet, and with this process however that ends. Not here: what an
-//! engine does (engine/).
+//! Guarantee: they end with the fleet, and with this process however that ends; a fleet that was
+//! cooled has nothing cached. Not here: what an engine does (engine/), what a real one is made of
+//! (real/).
 
-use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use tokio::sync::Mutex;
 use tokio::time::sleep;
 
+use crate::harness::Process;
 use crate::load::engines::Engines;
 
 /// An engine is up in a tenth of a second; a machine that compiles takes longer.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// Reads its standard input until this process has ended, then ends the engines.
-const GUARD: &str = "read -r _; kill -TERM \"$@\" 2>/dev/null";
+/// How often processes that start or end are looked at.
+const POLL: Duration = Duration::from_millis(50);
+
+/// How much of its log a dead engine shows.
+const TAIL_LINES: usize = 20;
+
+/// How an engine listens on a port.
+type Start = Box<dyn Fn(u16) -> Command>;
+
+/// How engines are run.
+pub(crate) struct Kind {
+    /// What listens on a port.
+    pub start: Start,
+    /// It is up within this.
+    pub start_limit: Duration,
+    /// Asked to end, it has ended within this.
+    pub stop_limit: Duration,
+    /// How its caches are emptied.
+    pub cooling: Cooling,
+}
+
+/// How an engine's caches are emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cooling {
+    /// A simulated engine does it when it is told to, and sets its counters back.
+    Simulated,
+    /// The process is started anew.
+    Restart,
+}
+
+impl Kind {
+    /// Simulated engines: this very program.
+    ///
+    /// # Errors
+    /// If this program's own file cannot be found.
+    pub(crate) fn simulated(kv_tokens: u64) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("cannot find this program's own file")?;
+        Ok(Self {
+            start: Box::new(move |port| {
+                let mut command = Command::new(&program);
+                command.args(["engine", "--port", &port.to_string()]);
+                command.args(["--kv-tokens", &kv_tokens.to_string()]);
+                command
+            }),
+            start_limit: START_LIMIT,
+            // Nothing is lost with them: they may be killed at once.
+            stop_limit: Duration::ZERO,
+            cooling: Cooling::Simulated,
+        })
+    }
+}
 
 /// Running engines.
 pub(crate) struct Fleet {
@@ -26,77 +77,96 @@ pub(crate) struct Fleet {
     pub engines: Engines,
     /// Where they listen.
     pub addresses: Vec<SocketAddr>,
-    children: Vec<Child>,
-    guard: Option<Child>,
+    kind: Kind,
+    folder: PathBuf,
+    processes: Mutex<Vec<Process>>,
 }
 
 impl Fleet {
     /// Starts the engines, with logs in `folder`, and waits until all of them are well.
-    pub(crate) async fn start(
-        ports: &[u16],
-        kv_tokens: u64,
-        folder: &Path,
-    ) -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("cannot find this program's own file")?;
+    pub(crate) async fn start(ports: &[u16], kind: Kind, folder: &Path) -> anyhow::Result<Self> {
         let addresses: Vec<SocketAddr> = ports
             .iter()
             .map(|&port| (Ipv4Addr::LOCALHOST, port).into())
             .collect();
-        for address in &addresses {
-            free(address, "--engine-port")?;
-        }
         let names = addresses.iter().map(ToString::to_string).collect();
-        let mut fleet = Self {
+        let fleet = Self {
             engines: Engines::new(names),
-            addresses: addresses.clone(),
-            children: Vec::new(),
-            guard: None,
+            addresses,
+            kind,
+            folder: folder.to_path_buf(),
+            processes: Mutex::new(Vec::new()),
         };
-        for address in addresses {
-            let port = address.port().to_string();
-            let log = folder.join(format!("engine-{port}.log"));
-            let file =
-                File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-            let child = Command::new(&program)
-                .args(["engine", "--port", &port, "--kv-tokens"])
-                .arg(kv_tokens.to_string())
-                .stdin(Stdio::null())
-                .stdout(file.try_clone()?)
-                .stderr(file)
-                .spawn()
-                .context("cannot start an engine")?;
-            fleet.children.push(child);
-        }
-        fleet.guard = Some(guard(&fleet.children)?);
-        fleet.wait(folder).await?;
+        fleet.up().await?;
         Ok(fleet)
     }
 
-    async fn wait(&mut self, folder: &Path) -> anyhow::Result<()> {
+    /// Starts the processes.
+    async fn up(&self) -> anyhow::Result<()> {
+        for address in &self.addresses {
+            free(address, "--engine-port")?;
+        }
+        let mut processes = self.processes.lock().await;
+        for address in &self.addresses {
+            let port = address.port();
+            let log = self.folder.join(format!("engine-{port}.log"));
+            processes.push(Process::start(&mut (self.kind.start)(port), &log)?);
+        }
         let began = Instant::now();
         while !self.engines.healthy().await {
-            for (child, address) in self.children.iter_mut().zip(&self.addresses) {
-                if let Some(status) = child.try_wait()? {
-                    let log = folder.join(format!("engine-{}.log", address.port()));
-                    let said = std::fs::read_to_string(log).unwrap_or_default();
-                    bail!("the engine on {address} ended ({status}): {}", said.trim());
+            for (process, address) in processes.iter_mut().zip(&self.addresses) {
+                if let Some(status) = process.ended()? {
+                    let said = tail(&process.log());
+                    bail!("the engine on {address} ended ({status}): {said}");
                 }
             }
-            if began.elapsed() > START_LIMIT {
-                bail!("the engines are not up after {} s", START_LIMIT.as_secs());
+            let limit = self.kind.start_limit;
+            if began.elapsed() > limit {
+                bail!("the engines are not up after {} s", limit.as_secs());
             }
-            sleep(Duration::from_millis(50)).await;
+            sleep(POLL).await;
         }
         Ok(())
     }
 
-    /// Empties caches and counters: the next policy starts as the first one did.
-    pub(crate) async fn cool(&self) -> anyhow::Result<()> {
-        self.engines.post("/sim/flush", "{}").await?;
-        self.engines.post("/sim/reset-counters", "{}").await
+    /// Ends the processes: by asking them, unless nothing is lost with them.
+    pub(crate) async fn down(&self) -> anyhow::Result<()> {
+        let mut processes = std::mem::take(&mut *self.processes.lock().await);
+        if self.kind.stop_limit.is_zero() {
+            return Ok(());
+        }
+        for process in &processes {
+            process.terminate()?;
+        }
+        for (process, address) in processes.iter_mut().zip(&self.addresses) {
+            let limit = self.kind.stop_limit;
+            match process.stop(limit).await? {
+                Some(status) if status.success() => {}
+                Some(status) => bail!("the engine on {address} ended badly: {status}"),
+                None => bail!(
+                    "the engine on {address} did not end within {} s",
+                    limit.as_secs()
+                ),
+            }
+        }
+        Ok(())
     }
 
-    /// Sets the speed of all clocks.
+    /// Empties caches, and simulated engines' counters: the next policy starts as the first one did.
+    pub(crate) async fn cool(&self) -> anyhow::Result<()> {
+        match self.kind.cooling {
+            Cooling::Simulated => {
+                self.engines.post("/sim/flush", "{}").await?;
+                self.engines.post("/sim/reset-counters", "{}").await
+            }
+            Cooling::Restart => {
+                self.down().await?;
+                self.up().await
+            }
+        }
+    }
+
+    /// Sets the speed of all clocks of simulated engines.
     pub(crate) async fn clock(&self, speed: f64) -> anyhow::Result<()> {
         let body = format!("{{\"speed\": {speed}}}");
         self.engines.post("/sim/clock", &body).await
@@ -105,18 +175,27 @@ impl Fleet {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        // The guard first: it would otherwise end whoever gets these process ids next.
-        if let Some(guard) = &mut self.guard {
-            let _ = guard.kill();
-            let _ = guard.wait();
+        let processes = self.processes.get_mut();
+        let limit = Instant::now() + self.kind.stop_limit;
+        if !self.kind.stop_limit.is_zero() {
+            for process in processes.iter() {
+                let _ = process.terminate();
+            }
         }
-        for child in &mut self.children {
-            let _ = child.kill();
+        for process in processes.iter_mut() {
+            while Instant::now() < limit && matches!(process.ended(), Ok(None)) {
+                std::thread::sleep(POLL);
+            }
         }
-        for child in &mut self.children {
-            let _ = child.wait();
-        }
+        // What still runs is killed as it is dropped.
     }
+}
+
+/// The last lines of what an engine said.
+fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.trim().lines().collect();
+    let from = lines.len().saturating_sub(TAIL_LINES);
+    lines.get(from..).unwrap_or_default().join("\n")
 }
 
 /// Refuses a port that somebody listens on; `flag` chooses another.
@@ -127,17 +206,6 @@ pub(crate) fn free(address: &SocketAddr, flag: &str) -> anyhow::Result<()> {
              program has the port, choose another with {flag}"
         )
     })
-}
-
-fn guard(children: &[Child]) -> anyhow::Result<Child> {
-    Command::new("sh")
-        .args(["-c", GUARD, "guard"])
-        .args(children.iter().map(|child| child.id().to_string()))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .context("cannot start sh, which ends the engines when this process ends")
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 
 pub(crate) mod fleet;
 mod screen;
+mod whole;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use hyper::HeaderMap;
+use hyper::header::HeaderName;
 use prefix_router::names;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at};
@@ -51,12 +53,18 @@ pub(crate) enum Policy {
     Random,
     /// Envoy's `least_request`.
     LeastRequest,
+    /// Envoy's `ring_hash` on [`TENANT`], which clients then send.
+    RingHash,
     /// Our filter.
     PrefixRouter,
 }
 
+/// The header that names a request's shared prefix to [`Policy::RingHash`]: the ideal key, which no
+/// other policy is told.
+const TENANT: HeaderName = HeaderName::from_static("x-tenant");
+
 impl Policy {
-    /// In the order in which they are run.
+    /// Those that need nothing of clients, in the order in which they are run.
     pub(crate) const ALL: [Self; 3] = [Self::Random, Self::LeastRequest, Self::PrefixRouter];
 
     /// The policy's name in reports.
@@ -64,6 +72,7 @@ impl Policy {
         match self {
             Self::Random => "random",
             Self::LeastRequest => "least_request",
+            Self::RingHash => "ring_hash",
             Self::PrefixRouter => "prefix_router",
         }
     }
@@ -72,6 +81,9 @@ impl Policy {
         match self {
             Self::Random => plan.without_filter(harness::Policy::Random),
             Self::LeastRequest => plan.without_filter(harness::Policy::LeastRequest),
+            Self::RingHash => plan
+                .without_filter(harness::Policy::RingHash)
+                .hash_header(TENANT.as_str()),
             Self::PrefixRouter => plan,
         }
     }
@@ -104,6 +116,8 @@ impl Model {
 pub(crate) struct Setup {
     /// The Envoy file that users copy.
     pub file: &'static str,
+    /// A change of it where it runs with the filter.
+    pub with_filter: fn(harness::Plan) -> harness::Plan,
     /// A change of it where it runs without the filter.
     pub without_filter: fn(harness::Plan) -> harness::Plan,
     /// How many Envoys there are; they share nothing, and requests take them in turn.
@@ -116,6 +130,8 @@ pub(crate) struct Setup {
     pub stream: bool,
     /// The models; requests ask for them in turn.
     pub models: Vec<Model>,
+    /// Whether answers say which host served: where engines do not count their requests.
+    pub named: bool,
 }
 
 /// One stretch of measured load.
@@ -184,8 +200,8 @@ impl<'a> Round<'a> {
         };
         for gateway in 0..setup.gateways {
             let port = if gateway == 0 { setup.port } else { 0 };
-            let shown = round.show.is_some();
-            let envoy = envoy(setup, fleet, policy, port, shown).await?;
+            let named = setup.named || round.show.is_some();
+            let envoy = envoy(setup, fleet, policy, port, named).await?;
             round.envoys.push(envoy);
         }
         // Request n asks for model n mod models; every gateway gets every model.
@@ -197,7 +213,7 @@ impl<'a> Round<'a> {
                     model: model.name.into(),
                     stream: setup.stream,
                     headers: model.headers.clone(),
-                    prefix_header: None,
+                    prefix_header: (policy == Policy::RingHash).then_some(TENANT),
                     timeout: TIMEOUT,
                 };
                 let mut client = Client::new(target)?;
@@ -259,20 +275,25 @@ impl<'a> Round<'a> {
         stretch: &Stretch,
     ) -> anyhow::Result<Run> {
         self.stage(page::Stage::Running, stretch.speed);
+        let run = self.shown(self.play(driver, stretch)).await?;
+        if let Some(Show { board, place }) = &self.show {
+            board.finish(*place, &run, stretch.window.as_secs_f64());
+        }
+        Ok(run)
+    }
+
+    /// What `work` comes to, while the live page, if there is one, is told what the filter decides.
+    async fn shown<T>(&self, work: impl Future<Output = T>) -> T {
         let shown = async {
             match &self.show {
                 Some(show) => show.decisions(&self.envoys).await,
                 None => std::future::pending().await,
             }
         };
-        let run = tokio::select! {
-            run = self.play(driver, stretch) => run?,
+        tokio::select! {
+            done = work => done,
             never = shown => match never {},
-        };
-        if let Some(Show { board, place }) = &self.show {
-            board.finish(*place, &run, stretch.window.as_secs_f64());
         }
-        Ok(run)
     }
 
     async fn play(&self, driver: &mut Driver, stretch: &Stretch) -> anyhow::Result<Run> {
@@ -363,6 +384,7 @@ impl<'a> Round<'a> {
             lag_p99_ms: lag_ms * stretch.speed,
             lost: lost_share(self.fleet, took).await?,
             decisions: since(after.decisions, &before.decisions),
+            requests_per_s: None,
         })
     }
 
@@ -397,15 +419,17 @@ async fn envoy(
     fleet: &Fleet,
     policy: Policy,
     port: u16,
-    shown: bool,
+    named: bool,
 ) -> anyhow::Result<Envoy> {
     let mut plan = policy.plan(harness::Plan::load(setup.file)?);
-    if shown {
+    if named {
         plan = plan.answers_name_host(client::SERVED_BY.as_str());
     }
-    if policy != Policy::PrefixRouter {
-        plan = (setup.without_filter)(plan);
-    }
+    plan = if policy == Policy::PrefixRouter {
+        (setup.with_filter)(plan)
+    } else {
+        (setup.without_filter)(plan)
+    };
     for model in &setup.models {
         plan = plan.hosts(model.cluster, &fleet.addresses);
     }

@@ -62,6 +62,17 @@ impl Environment {
     pub fn program(&self, name: &str) -> PathBuf {
         self.dir.join("bin").join(name)
     }
+
+    /// Runs its Python with these arguments to its end, announced as `what`.
+    ///
+    /// # Errors
+    /// If it fails or takes longer than `limit`; the error has the last of what it said.
+    pub fn run(&self, what: &str, arguments: &[&Path], limit: Duration) -> Result<()> {
+        let log = self.dir.join("run.log");
+        let mut command = Command::new(self.python());
+        command.args(arguments);
+        Steps::working_only().work(what, || run(&mut command, &log, limit))
+    }
 }
 
 /// The environment, found as it was made before or made now; prints to stderr only what takes time.

@@ -147,6 +147,7 @@ impl Cell {
             } else {
                 "envoy/envoy.yaml"
             },
+            with_filter: |plan| plan,
             without_filter: if self.components {
                 by_header
             } else {
@@ -157,6 +158,7 @@ impl Cell {
             form: self.form,
             stream: self.stream,
             models,
+            named: false,
         }
     }
 

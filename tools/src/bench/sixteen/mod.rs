@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 
 use crate::report::table::wrap;
-use crate::round::fleet::Fleet;
+use crate::round::fleet::{Fleet, Kind};
 use crate::round::{Policy, Round, interrupted};
 use crate::setup;
 use cells::{Cell, HOSTS, KV_TOKENS, Part, Sizes};
@@ -148,7 +148,8 @@ async fn all(
         eprintln!("{title}, about {:.0} min left", (left * pace / 60.0).ceil());
         let fleet = match &fleet {
             Some(fleet) => fleet,
-            None => fleet.insert(Fleet::start(&ports, KV_TOKENS, &store.folder()).await?),
+            None => fleet
+                .insert(Fleet::start(&ports, Kind::simulated(KV_TOKENS)?, &store.folder()).await?),
         };
         let began = Instant::now();
         let row = play(args.seed, sizes, cell, fleet, results.key.clone())
