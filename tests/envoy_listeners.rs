@@ -17,6 +17,30 @@ const SOON: Duration = Duration::from_secs(20);
 /// Ten applications of a list in the config.
 const TEN_TURNS: Duration = Duration::from_secs(10);
 
+/// An Envoy with a second listener, in front of the engines from `second` on; the first has those
+/// before `first`. What is said of its pool is said of the other's too.
+async fn two_listeners(
+    engines: &[MockEngine],
+    first: usize,
+    second: usize,
+    pool: Value,
+) -> (Gateway, SocketAddr) {
+    let others: Vec<SocketAddr> = engines[second..].iter().map(MockEngine::address).collect();
+    let gateway = Gateway::of(&engines[..first])
+        .pool(pool)
+        .edit(move |plan| {
+            plan.edit(move |envoy| {
+                add_listener(envoy, &others);
+                Ok(())
+            })
+        })
+        .start_unsettled()
+        .await
+        .unwrap();
+    let address = gateway.envoy().listener("second").unwrap();
+    (gateway, address)
+}
+
 /// The second listener: the first with its words for the cluster and the port replaced.
 fn add_listener(envoy: &mut Value, hosts: &[SocketAddr]) {
     let named = |text: String| text.replace("engines", "second");
@@ -49,18 +73,7 @@ fn add_listener(envoy: &mut Value, hosts: &[SocketAddr]) {
 async fn two_listeners_with_pools_of_their_own_both_find_their_hosts_and_keep_their_counts() {
     let engines = MockEngine::start_many(5).await.unwrap();
     // The third engine is in both pools.
-    let first = &engines[..3];
-    let second: Vec<SocketAddr> = engines[2..].iter().map(MockEngine::address).collect();
-    let gateway = Gateway::of(first)
-        .edit(move |plan| {
-            plan.edit(move |envoy| {
-                add_listener(envoy, &second);
-                Ok(())
-            })
-        })
-        .start_unsettled()
-        .await
-        .unwrap();
+    let (gateway, address) = two_listeners(&engines, 3, 2, json!({})).await;
     for pool in ["engines", "second"] {
         let labels = [("pool", pool), ("state", "usable")];
         gateway
@@ -69,7 +82,6 @@ async fn two_listeners_with_pools_of_their_own_both_find_their_hosts_and_keep_th
             .await
             .unwrap();
     }
-    let address = gateway.envoy().listener("second").unwrap();
     let clients = [
         gateway.client(Protocol::Http1),
         Client::new(address, Protocol::Http1).into(),
@@ -118,18 +130,7 @@ async fn two_listeners_with_pools_of_their_own_both_find_their_hosts_and_keep_th
 #[tokio::test]
 async fn one_name_for_two_clusters_is_said_and_counted_and_no_request_meets_the_wrong_one() {
     let engines = MockEngine::start_many(4).await.unwrap();
-    let second: Vec<SocketAddr> = engines[2..].iter().map(MockEngine::address).collect();
-    let gateway = Gateway::of(&engines[..2])
-        .pool(json!({"name": "llm"}))
-        .edit(move |plan| {
-            plan.edit(move |envoy| {
-                add_listener(envoy, &second);
-                Ok(())
-            })
-        })
-        .start_unsettled()
-        .await
-        .unwrap();
+    let (gateway, address) = two_listeners(&engines, 2, 2, json!({"name": "llm"})).await;
     let line = gateway.envoy().wait_for_log("different names", SOON).await;
     assert!(line.unwrap().contains("pool llm"));
     let labels = [("pool", "llm")];
@@ -138,7 +139,6 @@ async fn one_name_for_two_clusters_is_said_and_counted_and_no_request_meets_the_
         .wait_until_metric(HOST_SOURCE_ERRORS, &labels, |found| found >= 2.0, SOON)
         .await
         .unwrap();
-    let address = gateway.envoy().listener("second").unwrap();
     for (address, own) in [(gateway.address(), &engines[..2]), (address, &engines[2..])] {
         let client = Client::new(address, Protocol::Http1);
         for n in 0..20 {
