@@ -130,7 +130,9 @@ metrics! {
         "The requests left to Envoy's own policy, by reason: `no_hosts` (none usable is known), \
          `no_prefix` (nothing to go by), `not_a_prompt` (no body, another method), `watchdog` (the \
          body did not come in time), `exploring` (to find hosts, where no source lists them), \
-         `no_pool` (no pool serves its model), `share` (its key is not in the pool's `share`).";
+         `no_pool` (no pool serves its model), `share` (its key is not in the pool's `share`). One \
+         that is let go before its body says its model counts in the default pool, if neither a \
+         header nor its path leads to another.";
     PAYLOAD Counter [POOL, API]
         "Bodies read, by the API they are of.";
     UNREAD Counter [POOL, REASON]

@@ -63,6 +63,16 @@ pub enum Verdict {
 struct Held {
     last_ms: u64,
     begun: bool,
+    pool: Option<usize>,
+}
+
+/// A request that was held for too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overdue {
+    /// The proxy's number for it.
+    pub request: u32,
+    /// The place of its pool, if that was known before its body.
+    pub pool: Option<usize>,
 }
 
 /// One worker's held requests, by the proxy's number for them.
@@ -80,7 +90,8 @@ impl Watchdog {
     /// Whether a request may be held now.
     pub fn may_hold(&mut self, now_ms: u64) -> bool {
         match self.probe_at {
-            Some(at) if now_ms < at => false,
+            // A probe further away than one is of a time before the clock was set back.
+            Some(at) if now_ms < at && at - now_ms <= PROBE_MS => false,
             Some(_) => {
                 self.probe_at = Some(now_ms + PROBE_MS);
                 true
@@ -89,11 +100,12 @@ impl Watchdog {
         }
     }
 
-    /// A request is held from now on.
-    pub fn hold(&mut self, request: u32, now_ms: u64) {
+    /// A request is held from now on. `pool` is the place of its pool, if that is known.
+    pub fn hold(&mut self, request: u32, pool: Option<usize>, now_ms: u64) {
         let held = Held {
             last_ms: now_ms,
             begun: false,
+            pool,
         };
         self.held.insert(request, held);
     }
@@ -103,10 +115,8 @@ impl Watchdog {
         if let Some(held) = self.held.get_mut(&request) {
             let idle_ms = now_ms.saturating_sub(held.last_ms);
             let late = held.begun && idle_ms >= bounds.body_idle_ms;
-            *held = Held {
-                last_ms: now_ms,
-                begun: true,
-            };
+            held.last_ms = now_ms;
+            held.begun = true;
             self.flag_seen = true;
             self.held_back = 0;
             self.probe_at = None;
@@ -115,7 +125,7 @@ impl Watchdog {
         let Some(let_go_ms) = self.suspects.remove(&request) else {
             return Verdict::LetGo;
         };
-        if self.flag_seen || now_ms.saturating_sub(let_go_ms) > HELD_BACK_MS {
+        if self.flag_seen || now_ms.abs_diff(let_go_ms) > HELD_BACK_MS {
             self.held_back = 0;
             return Verdict::LetGo;
         }
@@ -139,21 +149,24 @@ impl Watchdog {
     }
 
     /// The requests whose body did not begin in time; they are no longer held.
-    pub fn overdue(&mut self, now_ms: u64, bounds: Bounds) -> Vec<u32> {
+    pub fn overdue(&mut self, now_ms: u64, bounds: Bounds) -> Vec<Overdue> {
         let bound = if self.flag_seen {
             bounds.body_idle_ms
         } else {
             bounds.first_body_ms
         };
-        let is_over =
-            |(_, held): &(&u32, &Held)| !held.begun && now_ms.saturating_sub(held.last_ms) >= bound;
-        let over: Vec<u32> = self
-            .held
-            .iter()
-            .filter(is_over)
-            .map(|(request, _)| *request)
-            .collect();
-        for request in &over {
+        let mut over = Vec::new();
+        for (request, held) in &mut self.held {
+            // With the clock set back, the time begins anew: nobody waits until it is there again.
+            held.last_ms = held.last_ms.min(now_ms);
+            if !held.begun && now_ms - held.last_ms >= bound {
+                over.push(Overdue {
+                    request: *request,
+                    pool: held.pool,
+                });
+            }
+        }
+        for Overdue { request, .. } in &over {
             self.held.remove(request);
             if self.suspects.len() < SUSPECTS_MAX {
                 self.suspects.insert(*request, now_ms);
@@ -172,20 +185,51 @@ mod tests {
         body_idle_ms: 30_000,
     };
 
+    fn overdue(watchdog: &mut Watchdog, now_ms: u64) -> Vec<u32> {
+        let over = watchdog.overdue(now_ms, BOUNDS).into_iter();
+        over.map(|over| over.request).collect()
+    }
+
     #[test]
     fn lets_a_request_go_whose_body_never_comes() {
         let mut watchdog = Watchdog::default();
-        watchdog.hold(7, 1000);
-        assert!(watchdog.overdue(1499, BOUNDS).is_empty());
-        assert_eq!(watchdog.overdue(1500, BOUNDS), [7]);
-        assert!(watchdog.overdue(9999, BOUNDS).is_empty());
+        watchdog.hold(7, None, 1000);
+        assert!(overdue(&mut watchdog, 1499).is_empty());
+        assert_eq!(overdue(&mut watchdog, 1500), [7]);
+        assert!(overdue(&mut watchdog, 9999).is_empty());
+    }
+
+    #[test]
+    fn a_request_that_is_let_go_is_told_with_the_pool_that_was_known_of_it() {
+        let mut watchdog = Watchdog::default();
+        watchdog.hold(7, Some(1), 1000);
+        watchdog.hold(8, None, 1000);
+        let over = [(7, Some(1)), (8, None)].map(|(request, pool)| Overdue { request, pool });
+        assert_eq!(watchdog.overdue(1500, BOUNDS), over);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_lets_nobody_wait_and_nobody_go_at_once() {
+        let mut watchdog = Watchdog::default();
+        watchdog.hold(7, None, 1_000_000);
+        assert!(overdue(&mut watchdog, 1000).is_empty());
+        assert!(overdue(&mut watchdog, 1499).is_empty());
+        assert_eq!(overdue(&mut watchdog, 1500), [7]);
+
+        let found = held_back(&mut watchdog, &[5, 6, 8], 1_000_000);
+        assert_eq!(found, Verdict::FlagUnset);
+        assert!(!watchdog.may_hold(1_000_002));
+        // The next probe, and the one after it.
+        assert!(watchdog.may_hold(2000));
+        assert!(!watchdog.may_hold(61_999));
+        assert!(watchdog.may_hold(62_000));
     }
 
     /// Requests whose bodies follow as soon as they are let go, at this time; what the last means.
     fn held_back(watchdog: &mut Watchdog, requests: &[u32], at_ms: u64) -> Verdict {
-        let hold = |request: &u32| watchdog.hold(*request, at_ms - 500);
+        let hold = |request: &u32| watchdog.hold(*request, None, at_ms - 500);
         requests.iter().for_each(hold);
-        assert_eq!(watchdog.overdue(at_ms, BOUNDS), requests);
+        assert_eq!(overdue(watchdog, at_ms), requests);
         let verdicts = requests
             .iter()
             .map(|&n| watchdog.body(n, at_ms + 1, BOUNDS));
@@ -203,7 +247,7 @@ mod tests {
         // One probe a minute; if its body comes by itself, all is well again.
         assert!(watchdog.may_hold(61_501));
         assert!(!watchdog.may_hold(61_502));
-        watchdog.hold(8, 61_501);
+        watchdog.hold(8, None, 61_501);
         assert_eq!(watchdog.body(8, 61_510, BOUNDS), Verdict::Held);
         assert!(watchdog.may_hold(61_511));
     }
@@ -211,8 +255,8 @@ mod tests {
     #[test]
     fn a_slow_first_client_is_not_taken_for_an_unset_flag() {
         let mut watchdog = Watchdog::default();
-        watchdog.hold(7, 1000);
-        watchdog.overdue(1500, BOUNDS);
+        watchdog.hold(7, None, 1000);
+        overdue(&mut watchdog, 1500);
         assert_eq!(watchdog.body(7, 1800, BOUNDS), Verdict::LetGo);
         assert!(watchdog.may_hold(1801));
     }
@@ -224,8 +268,8 @@ mod tests {
             let at_ms = round * 10_000;
             // Two by chance; the third is as slow, and comes when it comes.
             assert_eq!(held_back(&mut watchdog, &[1, 2], at_ms), Verdict::LetGo);
-            watchdog.hold(3, at_ms + 10);
-            assert_eq!(watchdog.overdue(at_ms + 510, BOUNDS), [3]);
+            watchdog.hold(3, None, at_ms + 10);
+            assert_eq!(overdue(&mut watchdog, at_ms + 510), [3]);
             assert_eq!(watchdog.body(3, at_ms + 600, BOUNDS), Verdict::LetGo);
             assert!(watchdog.may_hold(at_ms + 601));
         }
@@ -247,22 +291,22 @@ mod tests {
     #[test]
     fn a_body_that_stood_still_goes_on_with_its_next_bytes_and_not_before() {
         let mut watchdog = Watchdog::default();
-        watchdog.hold(2, 1000);
+        watchdog.hold(2, None, 1000);
         assert_eq!(watchdog.body(2, 1010, BOUNDS), Verdict::Held);
         assert_eq!(watchdog.body(2, 31_009, BOUNDS), Verdict::Held);
-        assert!(watchdog.overdue(99_000, BOUNDS).is_empty());
+        assert!(overdue(&mut watchdog, 99_000).is_empty());
         assert_eq!(watchdog.body(2, 99_000, BOUNDS), Verdict::Late);
     }
 
     #[test]
     fn once_a_body_came_a_slow_client_has_its_full_time_to_begin() {
         let mut watchdog = Watchdog::default();
-        watchdog.hold(1, 0);
+        watchdog.hold(1, None, 0);
         watchdog.body(1, 10, BOUNDS);
         watchdog.done(1);
-        watchdog.hold(2, 1000);
-        assert!(watchdog.overdue(30_999, BOUNDS).is_empty());
-        assert_eq!(watchdog.overdue(31_000, BOUNDS), [2]);
+        watchdog.hold(2, None, 1000);
+        assert!(overdue(&mut watchdog, 30_999).is_empty());
+        assert_eq!(overdue(&mut watchdog, 31_000), [2]);
         assert_eq!(watchdog.body(2, 31_001, BOUNDS), Verdict::LetGo);
     }
 }

@@ -169,6 +169,31 @@ async fn headers_count_before_paths_and_these_before_models_with_and_without_a_b
 }
 
 #[tokio::test]
+async fn a_request_whose_body_is_late_counts_in_the_pool_that_its_head_leads_to() {
+    let engines = MockEngine::start_many(2).await.unwrap();
+    let (llama, qwen) = engines.split_at(1);
+    let gateway = Gateway::of_two(llama, qwen).start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let by_head = Request::chat(prompt(1)).header(COMPONENT_HEADER, "qwen-component");
+    let by_body = Request::chat(for_model(&prompt(1), "qwen-x"));
+    // request | where it goes and is counted: what its body says comes too late
+    for (request, host, pool) in [
+        (by_head, &qwen[0], OTHER_POOL),
+        (by_body, &llama[0], DEFAULT_POOL),
+    ] {
+        let late = request.cut_every(usize::MAX, Duration::from_secs(1), &[]);
+        assert_eq!(client.host(late).await.unwrap(), host.name());
+        let labels = [("pool", pool), ("reason", "watchdog")];
+        assert_eq!(
+            gateway.metric(ABSTAIN, &labels).await.unwrap(),
+            1.0,
+            "{pool}"
+        );
+    }
+    gateway.quiet().await.unwrap();
+}
+
+#[tokio::test]
 async fn an_unknown_model_goes_where_the_own_route_leads_untouched_and_is_counted() {
     let engines = MockEngine::start_many(4).await.unwrap();
     let (llama, qwen) = engines.split_at(2);

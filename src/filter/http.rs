@@ -114,7 +114,8 @@ impl Http {
         let pool = self.worker.pool(self.pool);
         let plan = pool.map_or(&self.worker.plan, |pool| &pool.plan);
         self.request.hold(Reader::with(&head, plan));
-        self.worker.watchdog.borrow_mut().hold(self.id, now_ms);
+        let mut watchdog = self.worker.watchdog.borrow_mut();
+        watchdog.hold(self.id, self.pool, now_ms);
         Action::Pause
     }
 

@@ -28,6 +28,7 @@ use crate::series;
 /// Time between ticks: the shortest poll, and short against the watchdog's bounds.
 const TICK_MS: u64 = 100;
 /// The lease on the fading of failures: ten ticks.
+use crate::watchdog::Overdue;
 const LOADS_LEASE_MS: u64 = 1000;
 /// Time between two writings of the per-host gauges.
 const GAUGES_MS: u64 = 250;
@@ -71,8 +72,8 @@ impl Root {
     fn release_overdue(&self, worker: &Worker, now_ms: u64) {
         let bounds = worker.watchdog_bounds();
         let overdue = worker.watchdog.borrow_mut().overdue(now_ms, bounds);
-        for request in overdue {
-            if let Some(metrics) = worker.metrics(None) {
+        for Overdue { request, pool } in overdue {
+            if let Some(metrics) = worker.metrics(pool) {
                 metrics.abstained(Abstain::Watchdog);
             }
             host::release(request, self.id);
