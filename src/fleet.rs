@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::excess::Excess;
 use crate::hosts::{HostReport, SLOTS_MAX, State};
 use crate::load::{self, Ledger, Load, Loads, NO_CHANGES, Seat, Slot};
 use crate::placement::HostId;
@@ -19,9 +20,6 @@ const TABLE_KEY: &str = "prefix_router.2.hosts";
 const ATTEMPTS_MAX: u32 = 8;
 /// Slots whose host is gone are kept for its return, up to so many: pods restart in groups.
 const GONE_MAX: usize = 64;
-/// An excess of our count over Envoy's must stand for this many polls before it is taken away:
-/// a request between our decision and its connection is not in Envoy's count (ENVOY.md 4).
-const REPAIR_POLLS: usize = 3;
 
 /// One address's place in the loads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -331,8 +329,8 @@ impl fmt::Display for Summary {
 /// Applies reports to the table and repairs the loads; one VM at a time does (lease.rs).
 #[derive(Debug, Default)]
 pub struct Fleet {
-    /// Excess of our count over Envoy's at the last polls.
-    excess: BTreeMap<(Slot, u16), Vec<u32>>,
+    /// By how much our count has been above Envoy's.
+    excess: BTreeMap<(Slot, u16), Excess>,
 }
 
 impl Fleet {
@@ -350,15 +348,16 @@ impl Fleet {
         })
     }
 
-    /// Takes away requests that we count and Envoy does not, if they stood for
-    /// [`REPAIR_POLLS`] polls: their VM was stopped. `polled` are pools and what one poll said of
-    /// them; how many were taken away, for each. Envoy counts a cluster's requests and we count a
-    /// host's, so a host that is in other pools as well is left out.
+    /// Takes away requests that we count and Envoy does not, if they have stood for so long that
+    /// their VM must have been stopped. `polled` are pools and what one poll said of them; how many
+    /// were taken away, for each. Envoy counts a cluster's requests and we count a host's, so a host
+    /// that is in other pools as well is left out.
     pub fn repair(
         &mut self,
         store: &impl Store,
         ledger: &Ledger,
         polled: &[(&str, &[HostReport])],
+        now_ms: u64,
     ) -> Vec<u32> {
         let mut repaired = vec![0; polled.len()];
         let Ok(loads) = load::read(store) else {
@@ -366,23 +365,21 @@ impl Fleet {
         };
         let mut seen = BTreeMap::new();
         for Counted { seat, active, pool } in read_table(store).counted(polled) {
-            let excess = loads.of(seat).in_flight.saturating_sub(active);
             let name = (seat.slot, seat.generation);
-            let mut history = self.excess.remove(&name).unwrap_or_default();
-            history.push(excess);
-            let standing = history.iter().copied().min().unwrap_or(0);
-            if history.len() >= REPAIR_POLLS && standing > 0 {
+            let mut excess = self.excess.remove(&name).unwrap_or_default();
+            let ours = loads.of(seat).in_flight;
+            let standing = excess.see(ours.saturating_sub(active), now_ms);
+            if standing > 0 {
                 ledger.transact(store, |loads| {
                     loads.forgive(seat, standing);
                     ((), NO_CHANGES)
                 });
+                excess.take(standing);
                 if let Some(repaired) = repaired.get_mut(pool) {
                     *repaired += standing;
                 }
-                history.clear();
             }
-            let oldest = history.len().saturating_sub(REPAIR_POLLS - 1);
-            seen.insert(name, history.split_off(oldest));
+            seen.insert(name, excess);
         }
         self.excess = seen;
         repaired
@@ -642,6 +639,10 @@ mod tests {
             booking
         }
 
+        fn repair(&mut self, polled: &[(&str, &[HostReport])], now_ms: u64) -> Vec<u32> {
+            self.fleet.repair(&self.store, &self.ledger, polled, now_ms)
+        }
+
         fn in_flight(&self, seat: Seat) -> u32 {
             load::read(&self.store).unwrap().of(seat).in_flight
         }
@@ -812,7 +813,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_excess_that_stands_for_three_polls_is_taken_away() {
+    fn only_an_excess_that_stands_is_taken_away() {
         let mut proxy = Proxy::new();
         let mut reports = hosts(&["a:1"]);
         let view = proxy.report(&reports);
@@ -820,16 +821,36 @@ mod tests {
         for _ in 0..5 {
             proxy.book(seat);
         }
-        let mut poll = |active: u32| {
+        let mut poll = |now_ms: u64, active: u32| {
             reports[0].active = Some(active);
             let polled = [("llm", &reports[..])];
-            proxy.fleet.repair(&proxy.store, &proxy.ledger, &polled)[0]
+            proxy.repair(&polled, now_ms)[0]
         };
         // Envoy has 3 of our 5, then 4, then 2: two were there all the time? No: one was not.
-        assert_eq!([poll(3), poll(4), poll(2)], [0, 0, 1]);
+        assert_eq!([poll(0, 3), poll(750, 4), poll(1500, 2)], [0, 0, 1]);
         // Of the 4 left, Envoy has 4: nothing is missing any more.
-        assert_eq!([poll(4), poll(4), poll(9)], [0, 0, 0]);
+        let later = [poll(2250, 4), poll(3000, 4), poll(3750, 9)];
+        assert_eq!(later, [0, 0, 0]);
         assert_eq!(proxy.in_flight(seat), 4);
+    }
+
+    #[test]
+    fn a_burst_that_waits_for_connections_loses_none_however_often_envoy_is_asked() {
+        const BURST: u32 = 1000;
+        let mut proxy = Proxy::new();
+        let mut reports = hosts(&["a:1"]);
+        let view = proxy.report(&reports);
+        let seat = view.seat_of("a:1").unwrap();
+        // A request that goes on, and a burst that has no connection for 1.4 s.
+        for _ in 0..=BURST {
+            proxy.book(seat);
+        }
+        for poll in 0..100 {
+            reports[0].active = Some(if poll < 15 { 1 } else { BURST + 1 });
+            let polled = [("llm", &reports[..])];
+            assert_eq!(proxy.repair(&polled, poll * 100), [0], "poll {poll}");
+        }
+        assert_eq!(proxy.in_flight(seat), BURST + 1);
     }
 
     #[test]
@@ -844,10 +865,9 @@ mod tests {
         proxy.book(seat);
         // The request is the other pool's, so this pool's cluster does not have it.
         reports[0].active = Some(0);
-        for _ in 0..9 {
+        for poll in 0..9 {
             let polled = [("llm", &reports[..])];
-            let repaired = proxy.fleet.repair(&proxy.store, &proxy.ledger, &polled);
-            assert_eq!(repaired, [0]);
+            assert_eq!(proxy.repair(&polled, poll * 5000), [0]);
         }
         assert_eq!(proxy.in_flight(seat), 1);
     }
@@ -863,11 +883,13 @@ mod tests {
         for _ in 0..5 {
             proxy.book(seat);
         }
+        let mut now_ms = 0;
         let mut poll = |by_llm, by_other| {
+            now_ms += 750;
             llm[0].active = Some(by_llm);
             other[1].active = Some(by_other);
             let polled = [("other", &other[..]), ("llm", &llm[..])];
-            proxy.fleet.repair(&proxy.store, &proxy.ledger, &polled)
+            proxy.repair(&polled, now_ms)
         };
         assert_eq!([poll(2, 3), poll(1, 4), poll(5, 0)].concat(), [0; 6]);
         assert_eq!(

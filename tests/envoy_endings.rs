@@ -3,8 +3,14 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use prefix_router::names::{COUNTER_REPAIRS, IN_FLIGHT};
+use serde_json::json;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::task::JoinSet;
 use tools::testkit::{
     Behaviour, Body, Connection, Gateway, MockEngine, Piece, Protocol, Request, ask, eventually,
 };
@@ -227,4 +233,72 @@ async fn no_engine_listening_is_a_503_and_nothing_stays_counted() {
         .unwrap();
     assert_eq!(answer.status, 503);
     gateway.quiet().await.unwrap();
+}
+
+/// Listens at an address where at most so many connections wait to be accepted.
+fn listen(address: SocketAddr, backlog: u32) -> TcpListener {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(address).unwrap();
+    socket.listen(backlog).unwrap()
+}
+
+/// Leads every connection to an engine.
+async fn lead(door: TcpListener, engine: SocketAddr) {
+    let mut connections = JoinSet::new();
+    loop {
+        let (mut outer, _) = door.accept().await.unwrap();
+        connections.spawn(async move {
+            let mut inner = TcpStream::connect(engine).await?;
+            tokio::io::copy_bidirectional(&mut outer, &mut inner).await
+        });
+    }
+}
+
+#[tokio::test]
+async fn a_burst_that_waits_for_connections_stays_counted_however_often_envoy_is_asked() {
+    const BURST: u64 = 100;
+    let engine = MockEngine::start().await.unwrap();
+    engine.set(Behaviour::Hold);
+    // Whoever connects has to try again after a second: one connection waits to be accepted, and
+    // there is room for no other.
+    let closed = listen("127.0.0.1:0".parse().unwrap(), 0);
+    let address = closed.local_addr().unwrap();
+    let _first = TcpStream::connect(address).await.unwrap();
+    let gateway = Gateway::at([address])
+        .edit(|plan| {
+            plan.edit_cluster("engines", |cluster| {
+                cluster["connect_timeout"] = json!("5s");
+                // Checks would wait as well, and the host would seem to have failed.
+                cluster["health_checks"] = json!([]);
+                Ok(())
+            })
+        })
+        .start()
+        .await
+        .unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let mut running = JoinSet::new();
+    for _ in 0..BURST {
+        let client = Arc::clone(&client);
+        running.spawn(async move { client.ok(request()).await.map(drop) });
+    }
+    let in_flight = async || gateway.metric(IN_FLIGHT, &[]).await.unwrap();
+    let booked = eventually(SOON, async || in_flight().await == BURST as f64).await;
+    assert_soon(booked, "all are booked");
+    drop(closed);
+    let door = tokio::spawn(lead(listen(address, 1024), engine.address()));
+    assert_eq!(engine.total(), 0, "some had a connection at once");
+    let arrived = eventually(SOON, async || engine.in_flight() == BURST).await;
+    assert_soon(arrived, "all have a connection");
+    assert_eq!(in_flight().await, BURST as f64);
+    let repairs = gateway.metric(COUNTER_REPAIRS, &[]).await.unwrap();
+    assert_eq!(repairs, 0.0, "living requests were taken away");
+    engine.set(Behaviour::OK);
+    engine.release();
+    while let Some(answer) = running.join_next().await {
+        answer.unwrap().unwrap();
+    }
+    gateway.quiet().await.unwrap();
+    door.abort();
 }

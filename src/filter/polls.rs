@@ -196,7 +196,7 @@ impl Polls {
         }
         admin.tell(missing.as_deref());
         worker.refresh();
-        admin.repair(worker, &applied);
+        admin.repair(worker, &applied, now_ms);
     }
 }
 
@@ -241,13 +241,13 @@ impl Admin {
         }
     }
 
-    fn repair(&self, worker: &Worker, applied: &[(&Pool, Vec<HostReport>)]) {
+    fn repair(&self, worker: &Worker, applied: &[(&Pool, Vec<HostReport>)], now_ms: u64) {
         let polled: Vec<(&str, &[HostReport])> = applied
             .iter()
             .map(|(pool, reports)| (pool.config.name.as_str(), reports.as_slice()))
             .collect();
         let mut fleet = self.fleet.borrow_mut();
-        let repaired = fleet.repair(&Shared, &worker.ledger, &polled);
+        let repaired = fleet.repair(&Shared, &worker.ledger, &polled, now_ms);
         for ((pool, _), repaired) in applied.iter().zip(repaired) {
             if repaired > 0 {
                 pool.metrics.repaired(repaired);
