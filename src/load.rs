@@ -83,6 +83,19 @@ pub enum Change {
     Fail(Booking),
 }
 
+impl Change {
+    /// What it is about.
+    #[must_use]
+    pub fn booking(self) -> Booking {
+        let (Self::Book(booking)
+        | Self::Settle(booking)
+        | Self::Computed(booking)
+        | Self::Release(booking)
+        | Self::Fail(booking)) = self;
+        booking
+    }
+}
+
 /// The changes of one step: a retry leaves one host and books another.
 pub type Changes = [Option<Change>; 2];
 
@@ -222,11 +235,7 @@ impl Loads {
 
     /// Applies a change; one that belongs to a former tenant changes nothing.
     fn apply(&mut self, change: Change, hand: Hand) {
-        let (Change::Book(booking)
-        | Change::Settle(booking)
-        | Change::Computed(booking)
-        | Change::Release(booking)
-        | Change::Fail(booking)) = change;
+        let booking = change.booking();
         let at = record(booking.seat.slot);
         if self.word(at) & 0xffff != u32::from(booking.seat.generation) {
             return;

@@ -499,7 +499,17 @@ impl Router {
         changes
     }
 
-    /// Ends what is pending of requests whose prompts should have been computed by now.
+    /// The whole answer to a placed request passes at once, and its end should follow: what is pending
+    /// ends with it, or soon if it does not.
+    pub fn completed(&self, placed: &mut Placed, request: &mut Request, now_ms: u64) {
+        match &mut placed.sent {
+            Some(sent) => sent.due = self.prefill.borrow_mut().settle_soon(request, now_ms),
+            None => request.completed(),
+        }
+    }
+
+    /// Ends what is pending of requests whose prompts should have been computed by now, or whose
+    /// answers passed a while ago.
     pub fn end_overdue(&self, now_ms: u64, store: &impl Store, ledger: &Ledger) {
         // Ends: each turn takes one or two of a bounded number away.
         loop {

@@ -5,9 +5,13 @@
 //! So its pending tokens end when the host should have computed all that waited there when it was
 //! sent, at the pace that streamed answers show, and with the answer's headers at the latest.
 //!
+//! A small answer passes in one piece with its end, and one write then settles and ends its request.
+//! But a client that does not read keeps the request from ending, so its pending tokens have a time
+//! as well, a short one.
+//!
 //! Guarantee: pending tokens that are taken over from a request end once, in full, by their time or
-//! by the request, whichever comes first; the number kept is bounded. Not here: clocks, how loads are counted
-//! (load.rs).
+//! by the request, whichever comes first; the number kept is bounded. Not here: clocks, how loads are
+//! counted (load.rs).
 
 use std::collections::BTreeMap;
 
@@ -26,8 +30,12 @@ const TOKENS_MIN: u32 = 512;
 /// Tokens in a millisecond, whatever an answer shows: from a small host without a GPU to more than
 /// any has.
 const PACE: std::ops::RangeInclusive<f64> = 0.05..=500.0;
-/// Bookings kept at most, 32 bytes each; those of requests beyond count until their answers come.
+/// Bookings kept at most, 32 bytes each; those of requests beyond count until their answers come, or
+/// until they end.
 const BOOKINGS_MAX: usize = 4096;
+/// A request ends this soon after its whole answer has passed, unless its client does not read: one
+/// tick, while most end in the same turn of the proxy's loop.
+const ENDS_WITHIN_MS: u64 = 100;
 
 /// A booking taken over from a request; to be taken back by whoever sees its answer first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,7 +50,8 @@ pub struct Prefill {
     /// Decaying means: tokens that waited when a request was sent, and the time to its first byte.
     tokens: f64,
     ms: f64,
-    bookings: BTreeMap<Due, Booking>,
+    /// What is done with each booking at its time.
+    ends: BTreeMap<Due, Change>,
     taken: u64,
 }
 
@@ -52,7 +61,7 @@ impl Default for Prefill {
         Self {
             tokens: START_TOKENS * ms,
             ms,
-            bookings: BTreeMap::new(),
+            ends: BTreeMap::new(),
             taken: 0,
         }
     }
@@ -79,29 +88,49 @@ impl Prefill {
     /// Takes over the pending tokens of a request that was sent now, to a host where `waiting`
     /// tokens wait, its own among them. `None` if it has none, or there is no room.
     pub fn take_over(&mut self, request: &mut Request, waiting: u32, now_ms: u64) -> Option<Due> {
-        if self.bookings.len() >= BOOKINGS_MAX {
+        if self.is_full() {
             return None;
         }
         let booking = request.give_pending()?;
         let ms = f64::from(waiting) / self.pace();
-        self.taken += 1;
-        let due = Due {
-            at_ms: now_ms.saturating_add(ms.ceil() as u64),
-            number: self.taken,
-        };
-        self.bookings.insert(due, booking);
-        Some(due)
+        Some(self.end_after(ms.ceil() as u64, Change::Computed(booking), now_ms))
     }
 
-    /// The answer comes, or will not: gives back what was taken over, unless its time has come.
+    /// Takes over the pending tokens of a request whose whole answer has passed now: if it has not
+    /// ended soon, its client does not read. `None` as above; they then end with it.
+    pub fn settle_soon(&mut self, request: &mut Request, now_ms: u64) -> Option<Due> {
+        request.completed();
+        if self.is_full() {
+            return None;
+        }
+        let booking = request.give_all()?;
+        Some(self.end_after(ENDS_WITHIN_MS, Change::Settle(booking), now_ms))
+    }
+
+    fn is_full(&self) -> bool {
+        self.ends.len() >= BOOKINGS_MAX
+    }
+
+    fn end_after(&mut self, ms: u64, change: Change, now_ms: u64) -> Due {
+        self.taken += 1;
+        let due = Due {
+            at_ms: now_ms.saturating_add(ms),
+            number: self.taken,
+        };
+        self.ends.insert(due, change);
+        due
+    }
+
+    /// The answer comes, or will not, or the request ends: gives back what was taken over, unless its
+    /// time has come.
     pub fn give_back(&mut self, due: Due) -> Option<Booking> {
-        self.bookings.remove(&due)
+        self.ends.remove(&due).map(Change::booking)
     }
 
     /// Ends the first booking whose time has come.
     pub fn overdue(&mut self, now_ms: u64) -> Option<Change> {
-        let first = self.bookings.first_entry()?;
-        (first.key().at_ms <= now_ms).then(|| Change::Computed(first.remove()))
+        let first = self.ends.first_entry()?;
+        (first.key().at_ms <= now_ms).then(|| first.remove())
     }
 }
 

@@ -225,7 +225,15 @@ impl Request {
         Some(given)
     }
 
-    /// Takes back what [`Self::give_pending`] gave.
+    /// The same with all of them, for the answer is there.
+    pub fn give_all(&mut self) -> Option<Booking> {
+        let own = self.booking.as_mut().filter(|own| own.pending > 0)?;
+        let given = *own;
+        own.pending = 0;
+        Some(given)
+    }
+
+    /// Takes back what [`Self::give_pending`] or [`Self::give_all`] gave.
     pub fn take_pending(&mut self, given: Booking) -> Changes {
         match &mut self.booking {
             Some(own) if own.seat == given.seat => {

@@ -7,12 +7,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prefix_router::names::{COUNTER_REPAIRS, IN_FLIGHT};
+use prefix_router::names::{COUNTER_REPAIRS, IN_FLIGHT, PENDING_TOKENS};
 use serde_json::json;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tools::testkit::{
-    Behaviour, Body, Connection, Gateway, MockEngine, Piece, Protocol, Request, ask, eventually,
+    Behaviour, Body, Connection, Gateway, MockEngine, Piece, Protocol, Request, ask, chat,
+    eventually, words,
 };
 
 const SOON: Duration = Duration::from_secs(10);
@@ -301,4 +302,28 @@ async fn a_burst_that_waits_for_connections_stays_counted_however_often_envoy_is
     }
     gateway.quiet().await.unwrap();
     door.abort();
+}
+
+#[tokio::test]
+async fn a_whole_answer_that_its_client_does_not_read_waits_for_no_prompt() {
+    let (engines, gateway, _) = bed(3).await;
+    // Of 2,000 tokens, and an answer of more than the client takes unread.
+    let long = Request::chat(chat(&words(1, 8000), "hello"));
+    let mut connection = Connection::open_narrow(gateway.address(), 10)
+        .await
+        .unwrap();
+    let running = connection.start(long).await.unwrap();
+    let engine = running.engine().unwrap();
+    let pending = async || gateway.metric(PENDING_TOKENS, &[]).await.unwrap();
+    gateway.wait_in_flight(&engine, 1).await.unwrap();
+    let settled = eventually(SOON, async || pending().await == 0.0).await;
+    assert_soon(settled, "nothing is pending");
+    // It is in flight until it has ended: its end is still to be sent.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(gateway.in_flight(&engine).await.unwrap(), 1.0);
+    let served = engines.iter().find(|own| own.name() == engine).unwrap();
+    assert_eq!(served.in_flight(), 0);
+    let answer = running.finish().await.unwrap();
+    assert!(answer.body.len() > 10, "{} bytes", answer.body.len());
+    gateway.quiet().await.unwrap();
 }

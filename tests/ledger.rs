@@ -262,8 +262,13 @@ impl World {
                 let Some(n) = self.chosen(request) else {
                     return;
                 };
-                self.requests[n].request.completed();
-                self.requests[n].complete = true;
+                self.give_back(n);
+                let tracked = &mut self.requests[n];
+                let prefill = &mut self.prefills[tracked.ledger.unwrap()];
+                let due = prefill.settle_soon(&mut tracked.request, self.now_ms);
+                // As soon as it may be: the tick comes later, or the end before.
+                tracked.due = due.map(|due| (due, self.now_ms + 100));
+                tracked.complete = true;
             }
             Step::Failed { request } => {
                 let Some(n) = self.chosen(request) else {
@@ -338,12 +343,17 @@ impl World {
         while let Some(change) = self.prefills[ledger].overdue(self.now_ms) {
             self.write(ledger, [Some(change), None]);
         }
-        let own = self.requests.iter_mut();
-        for tracked in own.filter(|own| own.ledger == Some(ledger)) {
+        for n in 0..self.requests.len() {
+            let tracked = &mut self.requests[n];
             let is_due = tracked.due.is_some_and(|(_, at_ms)| at_ms <= self.now_ms);
-            if let Some(counted) = tracked.counted.as_mut().filter(|_| is_due) {
+            if !is_due || tracked.ledger != Some(ledger) {
+                continue;
+            }
+            tracked.due = None;
+            if tracked.complete {
+                self.settle(n);
+            } else if let Some(counted) = &mut tracked.counted {
                 counted.pending = 1;
-                tracked.due = None;
             }
         }
     }

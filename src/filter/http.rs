@@ -307,6 +307,15 @@ impl Http {
         worker.write(changes);
     }
 
+    /// The whole body of the answer passes at once.
+    fn completed(&mut self) {
+        let worker = Rc::clone(&self.worker);
+        match (worker.pool(self.pool), &mut self.placed) {
+            (Some(pool), Some(placed)) => pool.completed(placed, &mut self.request),
+            _ => self.request.completed(),
+        }
+    }
+
     fn finish(&mut self) {
         self.give_back();
         self.end_answer(false);
@@ -377,7 +386,7 @@ impl HttpContext for Http {
             let changes = self.request.failed();
             self.write(changes);
         } else if end_of_stream {
-            self.request.completed();
+            self.completed();
         }
         if self.worker.strict_health() {
             // Envoy's stateful_session tells clients of another host than the first choice.
@@ -392,7 +401,7 @@ impl HttpContext for Http {
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         if size > 0 {
             if self.answer_bytes == Some(size as u64) {
-                self.request.completed();
+                self.completed();
             } else {
                 self.answered();
             }

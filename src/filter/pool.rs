@@ -81,6 +81,11 @@ impl Pool {
         self.router.answered(placed, request, well, host::now_ms)
     }
 
+    /// The whole answer to a placed request passes at once.
+    pub fn completed(&self, placed: &mut Placed, request: &mut Request) {
+        self.router.completed(placed, request, host::now_ms());
+    }
+
     /// Ends what is pending of requests whose prompts should have been computed by now.
     pub fn end_overdue(&self, now_ms: u64, ledger: &Ledger) {
         self.router.end_overdue(now_ms, &Shared, ledger);

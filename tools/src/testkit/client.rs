@@ -268,24 +268,32 @@ impl Drop for Connection {
 impl Connection {
     /// Connects.
     pub async fn open(address: SocketAddr, protocol: Protocol) -> Result<Self> {
-        let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
-        let io = TokioIo::new(stream);
-        let (sender, driver) = match protocol {
-            Protocol::Http1 => {
-                let (sender, connection) = http1::handshake(io).await?;
-                let driver = tokio::spawn(async { drop(connection.await) });
-                (Sender::Http1(sender), driver)
-            }
-            Protocol::Http2 => {
-                let (sender, connection) = http2::handshake(TokioExecutor::new(), io).await?;
-                let driver = tokio::spawn(async { drop(connection.await) });
-                (Sender::Http2(sender), driver)
-            }
-        };
+        if protocol == Protocol::Http2 {
+            return Self::open_http2(address, &http2::Builder::new(TokioExecutor::new())).await;
+        }
+        let (sender, connection) = http1::handshake(connect(address).await?).await?;
         Ok(Self {
-            sender,
-            driver,
+            sender: Sender::Http1(sender),
+            driver: tokio::spawn(async { drop(connection.await) }),
+            authority: address.to_string(),
+        })
+    }
+
+    /// Connects by HTTP/2 and lets the peer send so many bytes of each answer before they are read.
+    pub async fn open_narrow(address: SocketAddr, bytes: u32) -> Result<Self> {
+        let mut settings = http2::Builder::new(TokioExecutor::new());
+        settings.initial_stream_window_size(bytes);
+        Self::open_http2(address, &settings).await
+    }
+
+    async fn open_http2(
+        address: SocketAddr,
+        settings: &http2::Builder<TokioExecutor>,
+    ) -> Result<Self> {
+        let (sender, connection) = settings.handshake(connect(address).await?).await?;
+        Ok(Self {
+            sender: Sender::Http2(sender),
+            driver: tokio::spawn(async { drop(connection.await) }),
             authority: address.to_string(),
         })
     }
@@ -339,6 +347,12 @@ impl Connection {
         }
         Ok(head.body(sent(request.body)?)?)
     }
+}
+
+async fn connect(address: SocketAddr) -> Result<TokioIo<TcpStream>> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    Ok(TokioIo::new(stream))
 }
 
 fn running(answer: Response<Incoming>) -> Running {
