@@ -43,6 +43,7 @@ pub mod shares;
 pub mod stall;
 pub mod store;
 pub mod usage;
+pub mod turns;
 pub mod watchdog;
 
 // Only where the proxy loads it: natively the unit tests, which also link the crate's own library

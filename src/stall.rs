@@ -64,15 +64,15 @@ impl Stalls {
             };
             let name = (host.seat.slot, host.seat.generation);
             let was_stalled = host.state == Some(State::Stalled);
-            let silence = match self.hosts.get(&name) {
-                _ if load.pending == 0 => fresh,
-                Some(before) if before.answers != load.answers => fresh,
-                Some(before) => *before,
-                // Another VM found it so.
-                None if was_stalled => Silence {
-                    since_ms: 0,
-                    pool_answers: 0,
-                    ..fresh
+            let before = self.hosts.get(&name);
+            let has_answered = before.is_some_and(|before| before.answers != load.answers);
+            let waits = load.pending > 0;
+            let silence = match before {
+                _ if !waits || has_answered => fresh,
+                // With the clock set back, the silence begins anew.
+                Some(before) => Silence {
+                    since_ms: before.since_ms.min(now_ms),
+                    ..*before
                 },
                 None => fresh,
             };
@@ -86,8 +86,8 @@ impl Stalls {
             let answers = self.pool_answers.saturating_sub(silence.pool_answers);
             let others_answer = others > 0 && answers >= OTHERS_ANSWERS * others;
             // Once it is found so, only an answer or an end of all waiting speaks for it.
-            let waits = load.pending > 0;
-            if waits && (was_stalled && silence.since_ms < now_ms || is_silent && others_answer) {
+            let stays_stalled = was_stalled && !has_answered;
+            if waits && (stays_stalled || is_silent && others_answer) {
                 report.state = State::Stalled;
             }
         }
@@ -262,6 +262,22 @@ mod tests {
         pool.poll(0);
         assert!(pool.others_answer(59_000).is_empty());
         assert_eq!(pool.others_answer(2000), ["a:1"], "for so long, it is one");
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_stalls_nobody_at_once_and_is_not_waited_for() {
+        let mut pool = Pool::new();
+        pool.book("a:1", 100);
+        pool.poll(0);
+        pool.now_ms = 1000;
+        assert!(pool.others_answer(4500).is_empty(), "too early");
+        assert_eq!(pool.others_answer(1500), ["a:1"]);
+        pool.now_ms = 10;
+        assert_eq!(
+            pool.poll(0),
+            ["a:1"],
+            "it is stalled whatever the clock says"
+        );
     }
 
     #[test]

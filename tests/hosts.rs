@@ -379,6 +379,18 @@ fn a_large_cluster_is_listed_now_and_then_and_when_its_gauges_change() {
 }
 
 #[test]
+fn with_the_clock_set_back_a_large_cluster_is_listed_as_often_as_ever() {
+    let mut source = AdminSource::new(["a:b"]);
+    source.ask(1_000_000_000);
+    only(source.answer(list(300, 0).as_bytes()));
+    assert!(is_list(&source.ask(1000)));
+    only(source.answer(list(300, 0).as_bytes()));
+    assert!(!is_list(&source.ask(10_999)));
+    only(source.answer(gauges(300, 0).as_bytes()));
+    assert!(is_list(&source.ask(11_000)));
+}
+
+#[test]
 fn without_gauges_a_large_cluster_is_listed_always() {
     let mut source = AdminSource::new(["a:b"]);
     source.ask(0);

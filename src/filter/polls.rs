@@ -17,9 +17,12 @@ use crate::fleet::Fleet;
 use crate::hosts::{AdminSource, HostReport};
 use crate::lease::{self, Lease, Owner};
 use crate::load;
+use crate::turns::{Question, Turns};
 
 /// An answer of the admin later than this is a lost one.
 const POLL_TIMEOUT_MS: u64 = 2000;
+/// An answer that is missing for so long is not waited for any more, should Envoy never tell.
+const POLL_LOST_MS: u64 = 2 * POLL_TIMEOUT_MS;
 /// The lease outlives this many polls, so that a slow one does not cost it.
 const LEASE_POLLS: u64 = 4;
 /// Time between two applications of a list from the config.
@@ -31,7 +34,7 @@ pub struct Polls {
     owner: u64,
     admins: Vec<Admin>,
     fleet: Fleet,
-    listed_ms: Cell<u64>,
+    lists: Turns,
 }
 
 /// One admin and the pools whose hosts it tells.
@@ -43,9 +46,7 @@ struct Admin {
     poll_ms: u64,
     source: RefCell<AdminSource>,
     fleet: RefCell<Fleet>,
-    polled_ms: Cell<u64>,
-    /// The call that is not answered yet.
-    pending: Cell<Option<u32>>,
+    question: Question,
     lost: Cell<bool>,
 }
 
@@ -56,7 +57,7 @@ impl Polls {
             owner,
             admins: Vec::new(),
             fleet: Fleet::default(),
-            listed_ms: Cell::new(0),
+            lists: Turns::default(),
         }
     }
 
@@ -83,8 +84,7 @@ impl Polls {
                     poll_ms,
                     source: RefCell::new(AdminSource::new([])),
                     fleet: RefCell::default(),
-                    polled_ms: Cell::new(0),
-                    pending: Cell::new(None),
+                    question: Question::default(),
                     lost: Cell::new(false),
                 }),
             }
@@ -135,9 +135,7 @@ impl Polls {
 
     /// Polls and applies what is due of the pools that this VM holds.
     pub fn keep(&self, worker: &Worker, held: &[&Pool], now_ms: u64) {
-        // Not `saturating_sub`: a clock that is set back must not stop the polls until it is there.
-        if now_ms.abs_diff(self.listed_ms.get()) >= LIST_MS {
-            self.listed_ms.set(now_ms);
+        if self.lists.take(now_ms, LIST_MS) {
             held.iter().for_each(|pool| self.apply_list(worker, pool));
             let rivalled = worker.pools.iter().filter(|pool| pool.is_rivalled.get());
             rivalled.for_each(|pool| pool.metrics.source_error());
@@ -160,11 +158,10 @@ impl Polls {
 
     /// The answer to a call of this VM: its body if its status is 200, else what was wrong.
     pub fn answered(&self, worker: &Worker, call: u32, answer: Result<Vec<u8>, String>) {
-        let asked = |admin: &&Admin| admin.pending.get() == Some(call);
-        let Some(admin) = self.admins.iter().find(asked) else {
+        let is_asked = |admin: &&Admin| admin.question.answered(call);
+        let Some(admin) = self.admins.iter().find(is_asked) else {
             return;
         };
-        admin.pending.set(None);
         let answer = answer.and_then(|body| {
             let answer = admin.source.borrow_mut().answer(&body);
             answer.map_err(|why| why.to_string())
@@ -208,16 +205,13 @@ impl Admin {
     }
 
     fn is_due(&self, now_ms: u64) -> bool {
-        let since_ms = now_ms.abs_diff(self.polled_ms.get());
-        let lost = since_ms > POLL_TIMEOUT_MS * 2;
-        since_ms >= self.poll_ms && (self.pending.get().is_none() || lost)
+        self.question.is_due(now_ms, self.poll_ms, POLL_LOST_MS)
     }
 
     fn ask(&self, worker: &Worker, now_ms: u64) {
-        self.polled_ms.set(now_ms);
         let path = self.source.borrow_mut().ask(now_ms);
         let call = host::call(&self.cluster, &path, POLL_TIMEOUT_MS);
-        self.pending.set(call.ok());
+        self.question.asked(call.ok(), now_ms);
         if call.is_err() {
             self.failed(worker, "the admin cluster is unknown or empty");
         }

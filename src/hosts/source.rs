@@ -8,6 +8,7 @@
 //! now and then, and at once when the gauges show a change.
 
 use super::{HostReport, HostsError, State, clusters_path, parse_clusters};
+use crate::turns::Turns;
 use std::collections::BTreeMap;
 
 /// Up to here the list costs 3 ms at most; 0.6 % of a thread at two polls a second.
@@ -21,8 +22,8 @@ const LIST_EVERY_MS: u64 = 10_000;
 #[derive(Debug)]
 pub struct AdminSource {
     clusters: Vec<Cluster>,
-    /// When the list is due although nothing seems to change.
-    list_at_ms: u64,
+    /// When it was listed last; `None` if it is to be listed at once.
+    lists: Option<Turns>,
     asked: Question,
 }
 
@@ -51,7 +52,7 @@ impl AdminSource {
         };
         Self {
             clusters: clusters.into_iter().map(cluster).collect(),
-            list_at_ms: 0,
+            lists: None,
             asked: Question::List,
         }
     }
@@ -64,10 +65,12 @@ impl AdminSource {
             .map(|cluster| cluster.known.len())
             .sum();
         let has_gauges = self.clusters.iter().all(|cluster| cluster.has_gauges);
-        self.asked = if hosts > LISTED_HOSTS_MAX && has_gauges && now_ms < self.list_at_ms {
+        let lists = self.lists.as_ref();
+        let is_fresh = lists.is_some_and(|lists| !lists.take(now_ms, LIST_EVERY_MS));
+        self.asked = if hosts > LISTED_HOSTS_MAX && has_gauges && is_fresh {
             Question::Gauges
         } else {
-            self.list_at_ms = now_ms.saturating_add(LIST_EVERY_MS);
+            self.lists = Some(Turns::since(now_ms));
             Question::List
         };
         match self.asked {
@@ -105,7 +108,7 @@ impl AdminSource {
         let text = std::str::from_utf8(bytes).map_err(unreadable)?;
         for cluster in &mut self.clusters {
             if cluster.read_gauges(text) {
-                self.list_at_ms = 0;
+                self.lists = None;
             }
         }
         let known = self.clusters.iter();
