@@ -524,6 +524,28 @@ pub fn missed(
     })
 }
 
+/// Of a pool without a source, says which hosts are stalled: those that are marked so, and no others.
+/// What changed, if anything did.
+pub fn set_stalled(
+    store: &impl Store,
+    ledger: &Ledger,
+    pool: &str,
+    marked: &[HostReport],
+    now_ms: u64,
+) -> Option<Summary> {
+    change(store, ledger, pool, |table, loads| {
+        let mut reports = table.reports(pool);
+        for report in &mut reports {
+            // Not all that was marked need be there by now, nor all that is there be marked.
+            let mut marked = marked.iter();
+            if let Some(marked) = marked.find(|marked| marked.address == report.address) {
+                report.state = marked.state;
+            }
+        }
+        table.set_members(pool, &reports, loads, now_ms);
+    })
+}
+
 /// Takes back what stopped VMs have left in flight, on hosts where Envoy's own count is not known:
 /// how many requests, by pool. One VM at a time does (lease.rs).
 pub fn take_back(store: &impl Store, ledger: &Ledger) -> BTreeMap<String, u32> {
@@ -870,6 +892,32 @@ mod tests {
             assert_eq!(proxy.repair(&polled, poll * 5000), [0]);
         }
         assert_eq!(proxy.in_flight(seat), 1);
+    }
+
+    #[test]
+    fn marking_stalled_hosts_drops_none_that_was_learned_meanwhile() {
+        let proxy = Proxy::new();
+        let learn = |host| answered(&proxy.store, &proxy.ledger, "llm", host, 1000);
+        let states = || -> Vec<(String, State)> {
+            let hosts = view(&proxy.store, "llm").unwrap().hosts.into_iter();
+            let hosts = hosts.filter_map(|host| Some((host.address, host.state?)));
+            hosts.collect()
+        };
+        let [a, b] = ["a:1", "b:1"].map(str::to_owned);
+        learn(&a);
+        let mut marked = view(&proxy.store, "llm").unwrap().members();
+        learn(&b);
+        let mut mark = |state| {
+            marked[0].state = state;
+            set_stalled(&proxy.store, &proxy.ledger, "llm", &marked, 1000)
+        };
+        assert!(mark(State::Stalled).is_some());
+        let expected = [(a.clone(), State::Stalled), (b.clone(), State::Usable)];
+        assert_eq!(states(), expected);
+        assert!(mark(State::Stalled).is_none(), "nothing is new");
+        assert!(mark(State::Usable).is_some());
+        let expected = [(a, State::Usable), (b, State::Usable)];
+        assert_eq!(states(), expected);
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 
 use crate::cost::{self, Constants, Offer, Query};
-use crate::hosts::State;
-use crate::index::{HostRef, Page};
+use crate::hosts::{HostReport, State};
+use crate::index::{self, HostRef, Page};
 use crate::learned::{Expectation, Learned, MARGIN_TOKENS, Report};
 use crate::load::{Changes, Ledger, Loads, NO_CHANGES, Seat};
 use crate::placement::{HostId, WEIGHT_MAX};
@@ -136,6 +136,17 @@ impl View {
             }
         }
         Cow::Owned(candidates)
+    }
+
+    /// The pool's hosts as if a source had reported them now, where none does: those that are known
+    /// to run, stalled or not.
+    #[must_use]
+    pub fn members(&self) -> Vec<HostReport> {
+        let runs = |host: &&Host| matches!(host.state, Some(State::Usable | State::Stalled));
+        let hosts = self.hosts.iter().filter(runs);
+        hosts
+            .map(|host| HostReport::usable(&host.address))
+            .collect()
     }
 
     /// The place of a host in the loads, by its address.

@@ -13,7 +13,7 @@ use super::host::{self, Shared};
 use super::pool::Pool;
 use super::worker::Worker;
 use crate::config::HostSource;
-use crate::fleet::Fleet;
+use crate::fleet::{self, Fleet};
 use crate::hosts::{AdminSource, HostReport};
 use crate::lease::{self, Lease, Owner};
 use crate::load;
@@ -149,11 +149,15 @@ impl Polls {
     }
 
     fn apply_list(&self, worker: &Worker, pool: &Pool) {
-        if let HostSource::Static(addresses) = &pool.config.hosts {
-            let reports = addresses.iter().map(|address| HostReport::usable(address));
-            apply(&self.fleet, worker, pool, reports.collect());
-            worker.refresh();
+        match &pool.config.hosts {
+            HostSource::Static(addresses) => {
+                let reports = addresses.iter().map(|address| HostReport::usable(address));
+                apply(&self.fleet, worker, pool, reports.collect());
+            }
+            HostSource::Learned => watch_learned(worker, pool),
+            HostSource::Admin { .. } => return,
         }
+        worker.refresh();
     }
 
     /// The answer to a call of this VM: its body if its status is 200, else what was wrong.
@@ -254,13 +258,30 @@ impl Admin {
     }
 }
 
+/// Looks which of the hosts that answers made known have become silent.
+fn watch_learned(worker: &Worker, pool: &Pool) {
+    let now_ms = host::now_ms();
+    worker.refresh();
+    let mut reports = pool.view().members();
+    mark_stalled(pool, &mut reports, now_ms);
+    let name = &pool.config.name;
+    let marked = fleet::set_stalled(&Shared, &worker.ledger, name, &reports, now_ms);
+    if let Some(summary) = marked {
+        info!("pool {name}: {summary}");
+    }
+}
+
+fn mark_stalled(pool: &Pool, reports: &mut [HostReport], now_ms: u64) {
+    if let Ok(loads) = load::read(&Shared) {
+        let mut stalls = pool.stalls.borrow_mut();
+        stalls.mark(&loads, &pool.view(), reports, now_ms);
+    }
+}
+
 fn apply(fleet: &Fleet, worker: &Worker, pool: &Pool, mut reports: Vec<HostReport>) {
     let now_ms = host::now_ms();
     worker.refresh();
-    if let Ok(loads) = load::read(&Shared) {
-        let mut stalls = pool.stalls.borrow_mut();
-        stalls.mark(&loads, &pool.view(), &mut reports, now_ms);
-    }
+    mark_stalled(pool, &mut reports, now_ms);
     let name = &pool.config.name;
     if let Some(summary) = fleet.apply(&Shared, &worker.ledger, name, &reports, now_ms) {
         info!("pool {name}: {summary}");
