@@ -13,7 +13,7 @@ use crate::fleet::{self, Summary};
 use crate::hosts::{self, State};
 use crate::load::Ledger;
 use crate::pool::{Host, View};
-use crate::store::Store;
+use crate::store::{self, Store};
 
 /// A host is dropped by the first request that misses it so long after another one did, if it
 /// answered none in between: longer than the restart of an engine's listener, and short against
@@ -49,6 +49,17 @@ pub struct Evidence<'a> {
     pub outcome: Outcome,
 }
 
+/// The shared-data key of a pool's answers since the last new host; its number is the layout's
+/// version.
+fn explored_key(pool: &str) -> String {
+    format!("prefix_router.1.explored.{pool}")
+}
+
+/// Empties what is kept of a pool that is gone: should it come back, its hosts are looked for anew.
+pub fn forget(store: &impl Store, pool: &str) {
+    store::clear(store, &explored_key(pool));
+}
+
 /// One pool's learning of hosts in one worker.
 #[derive(Debug)]
 pub struct Discovery {
@@ -64,7 +75,7 @@ impl Discovery {
     pub fn new(pool: &str) -> Self {
         Self {
             pool: pool.to_owned(),
-            key: format!("prefix_router.1.explored.{pool}"),
+            key: explored_key(pool),
             turn: Cell::new(0),
         }
     }

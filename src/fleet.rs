@@ -4,7 +4,7 @@
 //! returns finds its running requests again; a host of another address never inherits any. Not
 //! here: what makes a host usable (hosts.rs), counting (load.rs).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::excess::Excess;
@@ -546,6 +546,20 @@ pub fn set_stalled(
     })
 }
 
+/// The pools that have hosts.
+pub fn pools(store: &impl Store) -> BTreeSet<String> {
+    let members = read_table(store).members.into_iter();
+    members.map(|member| member.pool).collect()
+}
+
+/// Forgets a pool: its hosts are other pools' alone from now on, or have left. What runs on them
+/// counts there until it ends.
+pub fn forget(store: &impl Store, ledger: &Ledger, pool: &str) -> Option<Summary> {
+    change(store, ledger, pool, |table, loads| {
+        table.set_members(pool, &[], loads, 0);
+    })
+}
+
 /// Takes back what stopped VMs have left in flight, on hosts where Envoy's own count is not known:
 /// how many requests, by pool. One VM at a time does (lease.rs).
 pub fn take_back(store: &impl Store, ledger: &Ledger) -> BTreeMap<String, u32> {
@@ -892,6 +906,52 @@ mod tests {
             assert_eq!(proxy.repair(&polled, poll * 5000), [0]);
         }
         assert_eq!(proxy.in_flight(seat), 1);
+    }
+
+    #[test]
+    fn a_pool_that_is_forgotten_keeps_no_host_from_being_repaired_and_takes_no_count_along() {
+        let mut proxy = Proxy::new();
+        let mut reports = hosts(&["a:1", "b:1"]);
+        proxy.report(&reports);
+        let renamed = |proxy: &Proxy| view(&proxy.store, "renamed").unwrap();
+        proxy
+            .fleet
+            .apply(&proxy.store, &proxy.ledger, "renamed", &reports[..1], 1000);
+        let [a, b] = ["a:1", "b:1"].map(|host| renamed(&proxy).seat_of(host).unwrap());
+        let running = proxy.book(b);
+        for _ in 0..3 {
+            proxy.book(a);
+        }
+        reports[0].active = Some(2);
+        let polls = |proxy: &mut Proxy| {
+            let polled = [("renamed", &reports[..1])];
+            let repaired = (0..4).map(|poll| proxy.repair(&polled, poll * 750)[0]);
+            repaired.sum::<u32>()
+        };
+        assert_eq!(polls(&mut proxy), 0, "the old pool may have the third one");
+
+        assert_eq!(
+            pools(&proxy.store),
+            ["llm", "renamed"].map(str::to_owned).into()
+        );
+        let summary = forget(&proxy.store, &proxy.ledger, "llm");
+        assert_eq!(
+            summary,
+            Some(Summary {
+                hosts: 0,
+                usable: 0
+            })
+        );
+        assert_eq!(pools(&proxy.store), ["renamed".to_owned()].into());
+        assert_eq!(usable(&view(&proxy.store, "llm").unwrap()), [""; 0]);
+        assert_eq!(usable(&renamed(&proxy)), ["a:1"]);
+        assert_eq!(polls(&mut proxy), 1);
+        assert_eq!(proxy.in_flight(a), 2);
+        // What runs on a host that no pool has any more ends as ever.
+        assert_eq!(proxy.in_flight(b), 1);
+        proxy.ledger.apply(&proxy.store, Change::Release(running));
+        assert_eq!(proxy.in_flight(b), 0);
+        assert_eq!(forget(&proxy.store, &proxy.ledger, "llm"), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 
 use crate::load::{Seat, Slot};
 use crate::prefix::Key;
-use crate::store::{Store, StoreError};
+use crate::store::{self, Store, StoreError};
 
 /// Pages: a power of two. 32 pages × 32 sets × 8 ways = 8,192 entries (ROUTING.md 6).
 const PAGES: u64 = 32;
@@ -62,12 +62,21 @@ pub struct Page {
     bytes: Vec<u8>,
 }
 
+/// Empties every page of the index `name`.
+pub fn clear(store: &impl Store, name: &str) {
+    (0..PAGES).for_each(|page| store::clear(store, &page_key(name, page)));
+}
+
+fn page_key(name: &str, page: u64) -> String {
+    format!("{name}.{page}")
+}
+
 impl Page {
     /// The page of a key in the index `name`; an empty one if shared data cannot be read.
     #[must_use]
     pub fn read(store: &impl Store, name: &str, key: Key) -> Self {
         let page = key.0 >> 32 & (PAGES - 1);
-        Self::read_named(store, format!("{name}.{page}"))
+        Self::read_named(store, page_key(name, page))
     }
 
     fn read_named(store: &impl Store, name: String) -> Self {

@@ -7,7 +7,7 @@
 //! The youngest, because a listener that is replaced drains for minutes, and what is left of it
 //! must not go on to apply the configuration of before.
 
-use crate::store::Store;
+use crate::store::{Store, StoreError};
 
 /// What the shared-data keys of leases begin with; the number is the layout's version.
 const LEASE_KEY: &str = "prefix_router.2.lease";
@@ -67,6 +67,16 @@ pub fn take(store: &impl Store, name: &str, own: Owner, now_ms: u64, lease_ms: u
         Ok(()) => Lease::Held,
         Err(_) => Lease::Elsewhere,
     }
+}
+
+/// When the lease of this name was last taken or renewed; `None` if never.
+///
+/// # Errors
+/// If the store cannot be read.
+pub fn renewed_ms(store: &impl Store, name: &str) -> Result<Option<u64>, StoreError> {
+    let seen = store.read(&format!("{LEASE_KEY}.{name}"))?;
+    let held = seen.value.as_deref().and_then(Held::decode);
+    Ok(held.map(|held| held.taken_ms))
 }
 
 /// Who has a lease since when, and for how long.

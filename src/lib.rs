@@ -27,6 +27,7 @@ pub mod index;
 pub mod json;
 pub mod learned;
 pub mod lease;
+pub mod leftovers;
 pub mod load;
 pub mod names;
 pub mod payload;
@@ -42,8 +43,8 @@ pub mod series;
 pub mod shares;
 pub mod stall;
 pub mod store;
-pub mod usage;
 pub mod turns;
+pub mod usage;
 pub mod watchdog;
 
 // Only where the proxy loads it: natively the unit tests, which also link the crate's own library

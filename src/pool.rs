@@ -17,7 +17,7 @@ use crate::prefill::{Due, Prefill};
 use crate::prefix::{BYTES_PER_TOKEN, Key, Kinds, Prompt, mix};
 use crate::request::Request;
 use crate::route::{self, Abstain, Bounds, Candidate, Decision, Placement};
-use crate::store::Store;
+use crate::store::{self, Store};
 
 /// What a host of weight 1 weighs in placement: a slow start has so many steps.
 const WEIGHT_UNIT: u32 = 256;
@@ -311,6 +311,23 @@ const SHARE_SEED: u64 = 0x0073_6861_7265; // "share"
 /// A key has one of so many places on the way from 0 to 1: 2^32.
 const PLACES: f64 = 4_294_967_296.0;
 
+/// The shared-data key of a pool's sketch; its number is the layout's version.
+fn sketch_key(pool: &str) -> String {
+    format!("prefix_router.1.sketch.{pool}")
+}
+
+/// What the shared-data keys of a pool's index begin with.
+fn index_key(pool: &str) -> String {
+    format!("prefix_router.1.index.{pool}")
+}
+
+/// Empties what is kept in shared data of a pool that is gone: 112 KiB. Its keys stay, since none can
+/// be deleted.
+pub fn forget(store: &impl Store, pool: &str) {
+    store::clear(store, &sketch_key(pool));
+    index::clear(store, &index_key(pool));
+}
+
 /// One pool's routing in one worker.
 #[derive(Debug)]
 pub struct Router {
@@ -327,8 +344,8 @@ impl Router {
     pub fn new(pool: &str, rules: Rules) -> Self {
         Self {
             rules,
-            sketch: format!("prefix_router.1.sketch.{pool}"),
-            index: format!("prefix_router.1.index.{pool}"),
+            sketch: sketch_key(pool),
+            index: index_key(pool),
             learned: RefCell::default(),
             prefill: RefCell::default(),
         }

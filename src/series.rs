@@ -50,6 +50,13 @@ pub fn labelled(
     shown
 }
 
+/// Every label that a pool has been given, [`names::OTHER`] among them. It keeps them when the pool is
+/// gone: Envoy keeps the metrics, and the bound holds for the pool's return too.
+pub fn labels(store: &impl Store, pool: &str) -> Vec<String> {
+    let labelled = labelled(store, pool, &[], 0).into_iter();
+    labelled.map(|(label, _)| label).collect()
+}
+
 fn sum(one: Load, other: Load) -> Load {
     Load {
         in_flight: one.in_flight.saturating_add(other.in_flight),
@@ -98,6 +105,16 @@ mod tests {
             &[("b:1", 7)],
             &[("a:1", 0), ("b:1", 7), ("other", 0)],
         );
+    }
+
+    #[test]
+    fn a_pool_that_is_gone_has_its_labels_still() {
+        let store = MemoryStore::new();
+        let three = [("a:1", 1), ("b:1", 2), ("c:1", 4)];
+        labelled(&store, "llm", &loads(&three), 2);
+        assert_eq!(labels(&store, "llm"), ["a:1", "b:1", "other"]);
+        assert_eq!(labels(&store, "llm"), ["a:1", "b:1", "other"]);
+        assert_eq!(labels(&store, "another"), [""; 0]);
     }
 
     #[test]

@@ -40,6 +40,15 @@ pub trait Store {
     fn write(&self, key: &str, value: &[u8], cas: Option<Cas>) -> Result<(), StoreError>;
 }
 
+/// Empties a value, which is then read as one that was never written; its key stays.
+pub fn clear(store: &impl Store, key: &str) {
+    let seen = store.read(key).unwrap_or_default();
+    if seen.value.is_some_and(|value| !value.is_empty()) {
+        // Refused, or news by another worker: then it stays as it is.
+        let _ = store.write(key, &[], Some(seen.cas));
+    }
+}
+
 /// Shared data for tests and for the simulator.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryStore {

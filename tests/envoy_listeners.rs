@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use prefix_router::names::{HOST_SOURCE_ERRORS, HOSTS};
+use prefix_router::names::{COUNTER_REPAIRS, DECISIONS, HOST_SOURCE_ERRORS, HOSTS, IN_FLIGHT};
 use serde_json::{Value, json};
 use tools::harness::Plan;
 use tools::testkit::{
@@ -180,4 +180,73 @@ async fn a_host_list_that_was_replaced_stays_replaced_while_its_listener_drains(
     assert!(!left, "the old list is back");
     engines.iter().for_each(MockEngine::release);
     stream.finish().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pool_that_is_renamed_is_forgotten_and_keeps_no_host_from_being_repaired() {
+    let engines = MockEngine::start_many(2).await.unwrap();
+    let gateway = Gateway::of(&engines)
+        .pool(json!({"name": "old"}))
+        .edit(|plan| plan.listeners_from_file().test_hooks().drain(1))
+        .start()
+        .await
+        .unwrap();
+    let prompt = |n: u64| Request::chat(ask(&format!("question {n}")));
+    let client = gateway.client(Protocol::Http1);
+    for n in 0..20 {
+        client.host(prompt(n)).await.unwrap();
+    }
+    let plan = Gateway::of(&engines).pool(json!({"name": "new"}));
+    let config = plan.filter_config();
+    gateway.envoy().set_filter_config(&config).await.unwrap();
+    let usable = async |pool: &str, count: f64| {
+        let labels = [("pool", pool), ("state", "usable")];
+        let envoy = gateway.envoy();
+        let found = envoy.wait_until_metric(HOSTS, &labels, |found| found == count, SOON);
+        found.await.unwrap();
+    };
+    usable("new", 2.0).await;
+    let labels = [("pool", "old"), ("state", "usable")];
+    let shown = gateway.metric(HOSTS, &labels).await.unwrap();
+    assert_eq!(shown, 2.0, "it is forgotten while its listener drains");
+    usable("old", 0.0).await;
+    let line = gateway.envoy().wait_for_log("pool old: forgotten", SOON);
+    line.await.unwrap();
+
+    // A VM stops with streams in flight: what it leaves is found by Envoy's own count.
+    let mut streams = Vec::new();
+    let mut connection = Connection::open(gateway.address(), Protocol::Http2)
+        .await
+        .unwrap();
+    for n in 0..10 {
+        let held = prompt(n).script(Behaviour::HoldStream { events: 1 });
+        let mut stream = connection.start(held).await.unwrap();
+        assert!(stream.next().await.unwrap().is_some());
+        streams.push(stream);
+    }
+    let counted = async |count: f64| {
+        let labels = [("pool", "new")];
+        let found =
+            gateway
+                .envoy()
+                .wait_until_metric(IN_FLIGHT, &labels, |found| found == count, SOON);
+        found.await.unwrap();
+    };
+    counted(10.0).await;
+    let deadly = prompt(99).header("x-prefix-router-panic", "request_headers");
+    let _ = connection.start(deadly).await;
+    engines.iter().for_each(MockEngine::release);
+    for stream in streams {
+        assert!(stream.finish().await.is_err(), "the VM goes on");
+    }
+    counted(0.0).await;
+    let repaired = gateway.metric(COUNTER_REPAIRS, &[("pool", "new")]).await;
+    assert_eq!(repaired.unwrap(), 10.0);
+    let left = gateway.metric(IN_FLIGHT, &[("pool", "old")]).await.unwrap();
+    assert_eq!(left, 0.0);
+    // Only its gauges are there still, at 0.
+    let labels = [("pool", "old"), ("decision", "home")];
+    assert!(gateway.metric(DECISIONS, &labels).await.unwrap() > 0.0);
+    let served = eventually(SOON, async || client.ok(prompt(1)).await.is_ok());
+    assert!(served.await, "no VM serves any more");
 }

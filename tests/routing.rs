@@ -7,11 +7,11 @@ use prefix_router::learned::Report;
 use prefix_router::load::{self, Ledger};
 use prefix_router::payload::{End, Head, ReadOptions, Reader};
 use prefix_router::placement::order;
-use prefix_router::pool::{Placed, Router, Rule, Rules, View};
+use prefix_router::pool::{self, Placed, Router, Rule, Rules, View};
 use prefix_router::prefix::Prompt;
 use prefix_router::request::Request;
 use prefix_router::route::{Bounds, Decision};
-use prefix_router::store::MemoryStore;
+use prefix_router::store::{MemoryStore, Store as _};
 
 const POOL: &str = "llm";
 
@@ -364,5 +364,46 @@ fn a_host_that_fails_at_once_does_not_look_idle() {
     assert!(
         (3..=40).contains(&failed),
         "{failed} of 200 went to the failing host"
+    );
+}
+
+#[test]
+fn what_is_kept_of_a_pool_that_is_gone_is_emptied_and_it_may_come_back() {
+    let gateway = Gateway::new(4, false);
+    let keys = |pool: &str| {
+        let pages = (0..32).map(|page| format!("prefix_router.1.index.{pool}.{page}"));
+        let mut keys: Vec<String> = pages.collect();
+        keys.push(format!("prefix_router.1.sketch.{pool}"));
+        keys
+    };
+    let bytes = |pool: &str| -> usize {
+        let values = keys(pool)
+            .into_iter()
+            .filter_map(|key| gateway.store.read(&key).ok());
+        values
+            .filter_map(|seen| seen.value)
+            .map(|value| value.len())
+            .sum()
+    };
+    // A pool that goes on, by its own keys.
+    for key in keys("other") {
+        gateway.store.write(&key, b"kept", None).unwrap();
+    }
+    let routed = || -> Vec<String> {
+        let turns = (0..8).map(|n| gateway.host(&turn("system", &format!("chat {n}"), 2)));
+        turns.collect()
+    };
+    let first = routed();
+    assert!(bytes(POOL) > 16_396, "{} bytes", bytes(POOL));
+    pool::forget(&gateway.store, POOL);
+    assert_eq!((bytes(POOL), bytes("other")), (0, 33 * 4));
+    assert_eq!(routed(), first, "it is as new");
+    // Nothing is made for a pool that had nothing.
+    pool::forget(&gateway.store, "unknown");
+    let never = keys("unknown").into_iter();
+    assert!(
+        never
+            .map(|key| gateway.store.read(&key).unwrap())
+            .all(|seen| seen.value.is_none())
     );
 }

@@ -1,9 +1,16 @@
 //! Faults on purpose: with the feature `test-hooks`, a request can make its VM panic in a callback
-//! that it names.
+//! that it names, and a pool is gone after seconds.
 //!
 //! Guarantee: without the feature there is nothing here. Not here: what survives a panic.
 
 use super::host::Headers;
+
+/// Time after which a pool is gone, once no configuration has it.
+#[cfg(not(feature = "test-hooks"))]
+pub use crate::leftovers::GONE_MS as POOL_GONE_MS;
+/// The same in tests, whose Envoys drain listeners in no time.
+#[cfg(feature = "test-hooks")]
+pub const POOL_GONE_MS: u64 = 3000;
 
 /// What a request asks its VM to do to itself.
 #[derive(Default)]

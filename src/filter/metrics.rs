@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 
 use super::host::{self, Metric};
+use crate::hosts;
 use crate::names;
 use crate::route::{Abstain, Decision};
 use crate::usage::{State, Usage};
@@ -162,9 +163,25 @@ impl Metrics {
 
     /// Sets a gauge of this pool: from the one VM that holds the lease.
     pub fn gauge(&self, name: &str, label: &str, value: &str, count: u64) {
-        let labels = [(names::POOL, self.pool.as_str()), (label, value)];
-        host::record(host::gauge(&names::metric(name, &labels)), count);
+        gauge(&self.pool, name, label, value, count);
     }
+}
+
+/// Sets the gauges of a pool that is gone to 0. Envoy cannot forget them, and as they were they would
+/// tell of hosts and requests that nobody counts any more.
+pub fn zero_gauges(pool: &str, hosts: &[String]) {
+    for state in hosts::State::ALL {
+        gauge(pool, names::HOSTS, names::STATE, state.label(), 0);
+    }
+    for name in [names::IN_FLIGHT, names::PENDING_TOKENS] {
+        let zero = |host: &String| gauge(pool, name, names::UPSTREAM_HOST, host, 0);
+        hosts.iter().for_each(zero);
+    }
+}
+
+fn gauge(pool: &str, name: &str, label: &str, value: &str, count: u64) {
+    let labels = [(names::POOL, pool), (label, value)];
+    host::record(host::gauge(&names::metric(name, &labels)), count);
 }
 
 /// No prompt has more tokens than this; a larger number is an engine's mistake.

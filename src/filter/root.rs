@@ -3,32 +3,37 @@
 //! Guarantee: a bad configuration is refused with one line that says why. Not here: where hosts
 //! come from (polls.rs), single requests (http.rs).
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 
-use log::{error, warn};
+use log::{error, info, warn};
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{ContextType, LogLevel};
 
+use super::hooks::POOL_GONE_MS;
 use super::host::{self, Shared};
 use super::http::Http;
-use super::metrics::Metrics;
+use super::metrics::{self, Metrics};
 use super::polls::Polls;
 use super::pool::Pool;
 use super::worker::Worker;
 use crate::config::Config;
+use crate::discovery;
 use crate::fleet;
 use crate::lease::{self, Lease, Owner};
+use crate::leftovers::Leftovers;
 use crate::load::{FAILURES_HALVE_MS, NO_CHANGES};
 use crate::names;
+use crate::pool;
 use crate::prefix::HASH_FORMAT;
 use crate::route::Abstain;
 use crate::series;
+use crate::turns::Turns;
+use crate::watchdog::Overdue;
 
 /// Time between ticks: the shortest poll, and short against the watchdog's bounds.
 const TICK_MS: u64 = 100;
 /// The lease on the fading of failures: ten ticks.
-use crate::watchdog::Overdue;
 const LOADS_LEASE_MS: u64 = 1000;
 /// Time between two writings of the per-host gauges.
 const GAUGES_MS: u64 = 250;
@@ -52,8 +57,9 @@ struct Root {
     /// same microsecond with the same number.
     owner: u64,
     polls: RefCell<Polls>,
-    gauges_ms: Cell<u64>,
-    faded_ms: Cell<u64>,
+    leftovers: RefCell<Leftovers>,
+    gauges: Turns,
+    fades: Turns,
 }
 
 impl Root {
@@ -64,8 +70,9 @@ impl Root {
             worker: None,
             owner,
             polls: RefCell::new(Polls::new(owner)),
-            gauges_ms: Cell::new(0),
-            faded_ms: Cell::new(host::now_ms()),
+            leftovers: RefCell::new(Leftovers::new(POOL_GONE_MS)),
+            gauges: Turns::default(),
+            fades: Turns::since(host::now_ms()),
         }
     }
 
@@ -80,8 +87,8 @@ impl Root {
         }
     }
 
-    /// Takes back what stopped VMs left, and lets the failures of all pools fade, if this VM holds
-    /// the lease and it is time.
+    /// Takes back what stopped VMs left, forgets pools that are gone, and lets the failures of all
+    /// pools fade, if this VM holds the lease and it is time.
     fn keep_loads(&self, worker: &Worker, now_ms: u64) {
         let own = Owner {
             id: self.owner,
@@ -94,21 +101,25 @@ impl Root {
             Metrics::repaired_in(&pool, requests);
             warn!("pool {pool}: {requests} requests in flight taken back that a stopped VM left");
         }
-        if now_ms.abs_diff(self.faded_ms.get()) < FAILURES_HALVE_MS {
-            return;
+        for pool in self.leftovers.borrow_mut().find(&Shared, now_ms) {
+            fleet::forget(&Shared, &worker.ledger, &pool);
+            pool::forget(&Shared, &pool);
+            discovery::forget(&Shared, &pool);
+            metrics::zero_gauges(&pool, &series::labels(&Shared, &pool));
+            info!("pool {pool}: forgotten, no configuration of this Envoy has it any more");
         }
-        self.faded_ms.set(now_ms);
-        worker.ledger.transact(&Shared, |loads| {
-            loads.halve_failures();
-            ((), NO_CHANGES)
-        });
+        if self.fades.take(now_ms, FAILURES_HALVE_MS) {
+            worker.ledger.transact(&Shared, |loads| {
+                loads.halve_failures();
+                ((), NO_CHANGES)
+            });
+        }
     }
 
     fn write_gauges(&self, worker: &Worker, held: &[&Pool], now_ms: u64) {
-        if now_ms.abs_diff(self.gauges_ms.get()) < GAUGES_MS {
+        if !self.gauges.take(now_ms, GAUGES_MS) {
             return;
         }
-        self.gauges_ms.set(now_ms);
         for pool in held {
             let (view, metrics) = (pool.view(), &pool.metrics);
             for (state, count) in fleet::states(&view) {

@@ -68,6 +68,9 @@ impl Envoy {
             &plan.concurrency.to_string(),
         ]);
         command.args(["-l", &plan.log_level]);
+        if let Some(seconds) = plan.drain_s {
+            command.args(["--drain-time-s", &seconds.to_string()]);
+        }
         let process = Process::start(&mut command, &log_path(dir.path()))?;
         let mut envoy = Self {
             process,

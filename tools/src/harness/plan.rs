@@ -65,6 +65,7 @@ pub struct Plan {
     pub(super) log_level: String,
     pub(super) eds: Option<Vec<SocketAddr>>,
     pub(super) lds: bool,
+    pub(super) drain_s: Option<u32>,
     port: u16,
     wasm: Option<PathBuf>,
     test_hooks: bool,
@@ -94,6 +95,7 @@ impl Plan {
             log_level: "info".to_owned(),
             eds: None,
             lds: false,
+            drain_s: None,
             port: 0,
             wasm: None,
             test_hooks: false,
@@ -112,6 +114,14 @@ impl Plan {
     #[must_use]
     pub fn log_level(mut self, level: &str) -> Self {
         level.clone_into(&mut self.log_level);
+        self
+    }
+
+    /// How long a listener that is replaced goes on with its connections; ten minutes unless said
+    /// otherwise.
+    #[must_use]
+    pub fn drain(mut self, seconds: u32) -> Self {
+        self.drain_s = Some(seconds);
         self
     }
 
