@@ -10,6 +10,7 @@ mod http;
 mod live;
 mod overhead;
 mod sixteen;
+mod store;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};

@@ -16,12 +16,13 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use clap::Args;
 
+use super::store::{Key, Store};
 use crate::report::table::wrap;
 use crate::round::fleet::{Fleet, Kind};
 use crate::round::{Policy, Round, interrupted};
 use crate::setup;
 use cells::{Cell, HOSTS, KV_TOKENS, Part, Sizes};
-use row::{Figures, Key, Pair, Row, Store};
+use row::{Figures, Pair, Row};
 use table::Results;
 
 /// Options of `prefix-router bench sixteen`
@@ -118,7 +119,7 @@ async fn all(
     args: &SixteenArgs,
     sizes: &Sizes,
     cells: &[Cell],
-    mut store: Store,
+    mut store: Store<Row>,
     results: &mut Results,
 ) -> Result<()> {
     for line in results.conditions.iter().flat_map(|text| wrap(text)) {

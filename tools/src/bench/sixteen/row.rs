@@ -1,27 +1,12 @@
-//! One cell's figures, and the file that keeps them.
+//! One cell's figures.
 //!
-//! Guarantee: a row is found again only under the same commit, seed and sizes, and only if the
-//! machine kept up while it was measured; a line that cannot be read is passed over. Not here:
-//! measuring (mod.rs), tables.
+//! Guarantee: a row that says where the machine did not keep up is not believed. Not here:
+//! measuring (mod.rs), tables, the file that keeps rows (store.rs).
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::bench::store::{Kept, Key};
 use crate::report::Run;
-
-/// What has to be equal for a row to be that of this run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Key {
-    /// The commit of the sources.
-    pub commit: String,
-    /// The seed.
-    pub seed: u64,
-    /// The sizes, as JSON.
-    pub sizes: String,
-}
 
 /// One policy's figures in one stretch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -121,11 +106,6 @@ impl Row {
         ]
     }
 
-    /// Whether it is of this cell and run.
-    fn is(&self, cell: &str, key: &Key) -> bool {
-        self.cell == cell && self.key == *key
-    }
-
     /// Why its figures are not to be believed; empty if they are.
     pub(super) fn doubts(&self) -> Vec<String> {
         let of = |(name, pair): (&'static str, &Pair)| {
@@ -145,63 +125,20 @@ impl Row {
     }
 }
 
-/// Rows kept at most, the newest: 60 whole runs, about 3 MB.
-const ROWS_MAX: usize = 1000;
+impl Kept for Row {
+    /// 60 whole runs, about 3 MB.
+    const ROWS_MAX: usize = 1000;
 
-/// The file of finished rows, one JSON object a line.
-pub(super) struct Store {
-    path: PathBuf,
-    resume: bool,
-    rows: Vec<Row>,
-}
-
-impl Store {
-    /// Opens the file; rows are found in it to resume only.
-    pub(super) fn open(path: PathBuf, resume: bool) -> Result<Self> {
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            Err(error) => {
-                return Err(error).with_context(|| format!("cannot read {}", path.display()));
-            }
-        };
-        let lines = text.lines();
-        let rows = lines.filter_map(|line| serde_json::from_str(line).ok());
-        Ok(Self {
-            path,
-            resume,
-            rows: rows.collect(),
-        })
+    fn name(&self) -> String {
+        self.cell.clone()
     }
 
-    /// The folder it lies in.
-    pub(super) fn folder(&self) -> PathBuf {
-        self.path
-            .parent()
-            .map_or_else(PathBuf::new, Path::to_path_buf)
+    fn key(&self) -> &Key {
+        &self.key
     }
 
-    /// The row of a cell, if it can be believed.
-    pub(super) fn find(&self, cell: &str, key: &Key) -> Option<Row> {
-        let mut rows = self.rows.iter().filter(|_| self.resume);
-        let found = rows.find(|row| row.is(cell, key))?;
-        found.doubts().is_empty().then(|| found.clone())
-    }
-
-    /// Adds a row, on disk at once, in place of an earlier one.
-    pub(super) fn keep(&mut self, row: &Row) -> Result<()> {
-        self.rows.retain(|found| !found.is(&row.cell, &row.key));
-        self.rows.push(row.clone());
-        let over = self.rows.len().saturating_sub(ROWS_MAX);
-        self.rows.drain(..over);
-        let lines = self.rows.iter().map(serde_json::to_string);
-        let lines: Vec<String> = lines.collect::<serde_json::Result<_>>()?;
-        // In one step: whoever stops this loses nothing.
-        let fresh = self.path.with_extension("new");
-        fs::write(&fresh, lines.join("\n") + "\n")
-            .with_context(|| format!("cannot write {}", fresh.display()))?;
-        fs::rename(&fresh, &self.path)
-            .with_context(|| format!("cannot replace {}", self.path.display()))
+    fn believed(&self) -> bool {
+        self.doubts().is_empty()
     }
 }
 
@@ -246,50 +183,10 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_finished_row_is_found_under_its_own_key_only() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("rows.jsonl");
-        let mut store = Store::open(path.clone(), false).unwrap();
-        store.keep(&row("one", 0.9)).unwrap();
-        let again = Store::open(path.clone(), true).unwrap();
-        assert_eq!(again.find("one", &key(1)), Some(row("one", 0.9)));
-        assert_eq!(again.find("two", &key(1)), None);
-        assert_eq!(again.find("one", &key(2)), None);
-        let mut other = key(1);
-        other.sizes = "{\"speed\":1}".to_owned();
-        assert_eq!(again.find("one", &other), None);
-        let mut fresh = Store::open(path.clone(), false).unwrap();
-        assert_eq!(fresh.find("one", &key(1)), None, "only to resume");
-        fresh.keep(&row("two", 0.7)).unwrap();
-        let again = Store::open(path, true).unwrap();
-        assert_eq!(
-            again.find("one", &key(1)),
-            Some(row("one", 0.9)),
-            "not lost"
-        );
-    }
-
-    #[test]
-    fn what_is_doubtful_or_cut_short_is_measured_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("rows.jsonl");
-        let mut store = Store::open(path.clone(), false).unwrap();
+    fn a_row_of_a_machine_that_did_not_keep_up_is_not_believed() {
         let mut doubtful = row("one", 0.9);
+        assert!(doubtful.believed());
         doubtful.high.random.doubts.push("late".to_owned());
-        store.keep(&row("one", 0.8)).unwrap();
-        store.keep(&doubtful).unwrap();
-        store.keep(&row("two", 0.9)).unwrap();
-        let text = fs::read_to_string(&path).unwrap();
-        fs::write(&path, &text[..text.len() - 9]).unwrap();
-        let mut again = Store::open(path.clone(), true).unwrap();
-        assert_eq!(
-            again.find("one", &key(1)),
-            None,
-            "its last run was doubtful"
-        );
-        assert_eq!(again.find("two", &key(1)), None, "its line is cut");
-        again.keep(&row("two", 0.7)).unwrap();
-        let last = Store::open(path, true).unwrap();
-        assert_eq!(last.find("two", &key(1)), Some(row("two", 0.7)));
+        assert!(!doubtful.believed());
     }
 }

@@ -7,7 +7,8 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::row::{Figures, Key, Pair, Row};
+use super::row::{Figures, Pair, Row};
+use crate::bench::store::Key;
 use crate::report::table::wrap;
 
 /// Doubts about single runs that are written out: on a busy machine most have one.
