@@ -18,7 +18,7 @@ use crate::setup;
 use crate::workload::conversations::{Conversations, Rounds};
 
 /// Hosts of the study's figures.
-const HOSTS: u16 = 4;
+pub(super) const HOSTS: u16 = 4;
 /// Of 200 later turns so many have to stay.
 const KEPT_MIN: u32 = 196;
 /// The largest host's share over the mean, averaged over seeds, with `gateways` `one`.
@@ -172,7 +172,13 @@ async fn cell(
             "{} of {expected} requests were sent",
             records.len()
         );
-        let (stayed, share) = judge(&records)?;
+        let Seen {
+            stayed,
+            share,
+            failed,
+            ..
+        } = judge(&records)?;
+        anyhow::ensure!(failed.is_empty(), "requests failed: {failed:?}");
         eprintln!(
             "bench: gateways {name}, {systems} system prompts, {at_once} at once, seed {seed} of \
              {}: {stayed} stayed, share {share:.2}",
@@ -193,26 +199,44 @@ async fn cell(
     })
 }
 
-/// Later turns that stayed, and the largest share of a host over the mean.
-fn judge(records: &[Record]) -> Result<(u32, f64)> {
-    let mut hosts: BTreeMap<(u64, u32), &str> = BTreeMap::new();
-    let mut shares: BTreeMap<&str, u32> = BTreeMap::new();
+/// What became of the conversations.
+pub(super) struct Seen {
+    /// Later turns that stayed on the host of the turn before.
+    pub stayed: u32,
+    /// The largest share of a host over the mean.
+    pub share: f64,
+    /// Requests of each host, by its address; of those that got none, nothing.
+    pub hosts: BTreeMap<String, u32>,
+    /// Requests that failed, by kind.
+    pub failed: BTreeMap<String, u32>,
+}
+
+/// Sees who served what; a turn behind one that failed has not stayed.
+pub(super) fn judge(records: &[Record]) -> Result<Seen> {
+    let mut served: BTreeMap<(u64, u32), &str> = BTreeMap::new();
+    let mut hosts: BTreeMap<String, u32> = BTreeMap::new();
+    let mut failed: BTreeMap<String, u32> = BTreeMap::new();
     for record in records {
         if let Some(failure) = record.outcome.failure {
-            anyhow::bail!("a request failed: {}", failure.name());
+            *failed.entry(failure.name()).or_insert(0) += 1;
+            continue;
         }
         let host = record.outcome.host.as_deref();
         let host = host.context("an answer does not say which engine gave it")?;
-        hosts.insert((record.chat, record.turn), host);
-        *shares.entry(host).or_insert(0) += 1;
+        served.insert((record.chat, record.turn), host);
+        *hosts.entry(host.to_owned()).or_insert(0) += 1;
     }
-    let stayed = hosts.iter().filter(|((chat, turn), host)| {
+    let stayed = served.iter().filter(|((chat, turn), host)| {
         let before = turn.checked_sub(1);
-        before.and_then(|before| hosts.get(&(*chat, before))) == Some(*host)
+        before.and_then(|before| served.get(&(*chat, before))) == Some(*host)
     });
-    let most = shares.values().max().copied().unwrap_or(0);
-    let share = f64::from(most) * f64::from(HOSTS) / records.len().max(1) as f64;
-    Ok((stayed.count() as u32, share))
+    let most = hosts.values().max().copied().unwrap_or(0);
+    Ok(Seen {
+        stayed: stayed.count() as u32,
+        share: f64::from(most) * f64::from(HOSTS) / served.len().max(1) as f64,
+        hosts,
+        failed,
+    })
 }
 
 fn print(report: &Report) {

@@ -1,5 +1,5 @@
-//! Simulated engines in this process and a real Envoy with the filter in front of them, to play
-//! workloads through.
+//! Simulated engines in this process, and a real Envoy with the filter or any other gateway in front
+//! of them, to play workloads through.
 //!
 //! Guarantee: every request that was played has a record, in the order of their ends; an Envoy is
 //! fresh, and the engines' caches are empty when it starts. Not here: what is played, what is made
@@ -85,10 +85,7 @@ impl Engines {
         workload: Box<dyn Workload>,
         until: Until,
     ) -> Result<Vec<Record>> {
-        for engine in &self.handles {
-            engine.flush();
-            engine.reset_counters();
-        }
+        self.cool();
         let gateways = if front.one_gateway { "one" } else { "many" };
         let gateway = Gateway::at(self.addresses())
             .pool(json!({ "gateways": gateways }))
@@ -104,6 +101,29 @@ impl Engines {
             timeout: TIMEOUT,
             prefix_header: None,
         };
+        self.play_at(target, workload, until).await
+    }
+
+    /// Ends an engine at once, as a crash would: its connections are cut, and no new one is taken.
+    pub(super) fn kill(&mut self, address: SocketAddr) {
+        self.handles.retain(|engine| engine.address() != address);
+    }
+
+    /// Empties the caches, and starts all totals at zero.
+    pub(super) fn cool(&self) {
+        for engine in &self.handles {
+            engine.flush();
+            engine.reset_counters();
+        }
+    }
+
+    /// Plays a workload through any gateway, on the engines as they are.
+    pub(super) async fn play_at(
+        &self,
+        target: Target,
+        workload: Box<dyn Workload>,
+        until: Until,
+    ) -> Result<Vec<Record>> {
         let phase = Phase {
             speed: self.speed,
             output_tokens: None,

@@ -9,6 +9,7 @@ mod decision;
 mod http;
 mod live;
 mod overhead;
+mod peers;
 mod sixteen;
 mod store;
 
@@ -32,6 +33,8 @@ enum What {
     Conversations(conversations::ConversationsArgs),
     /// What `simulate` says against engines and Envoy in real time, for the same requests
     Agreement(agreement::AgreementArgs),
+    /// Other routers beside this one, over the same engines and the same requests
+    Peers(Box<peers::PeersArgs>),
     /// The sixteen setups of AWS's announcement, each with random routing and with the filter
     Sixteen(Box<sixteen::SixteenArgs>),
 }
@@ -43,6 +46,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         What::Overhead(args) => overhead::run(args),
         What::Conversations(args) => conversations::run(args),
         What::Agreement(args) => agreement::run(args),
+        What::Peers(args) => peers::run(args),
         What::Sixteen(args) => sixteen::run(args),
     }
 }

@@ -10,9 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use serde::Serialize;
-use tokio::task::JoinSet;
 
-use super::http::{Connection, Upstream, request};
+use super::http::{Load, Upstream, request, saturate};
 use crate::harness::{Envoy, Plan, Policy};
 use crate::{setup, testkit};
 
@@ -178,35 +177,9 @@ async fn slice(
     requests: &[Vec<u8>],
     count: usize,
 ) -> Result<f64> {
-    let connections = args.connections as usize;
     let before = envoy.usage()?.cpu;
-    let mut running = JoinSet::new();
-    for first in 0..connections {
-        let mine: Vec<Vec<u8>> = requests
-            .iter()
-            .skip(first)
-            .step_by(connections)
-            .cloned()
-            .collect();
-        let mine = if mine.is_empty() {
-            requests.to_vec()
-        } else {
-            mine
-        };
-        let address = envoy.address();
-        let share = count.div_ceil(connections);
-        running.spawn(async move {
-            let mut connection = Connection::open(address).await?;
-            for request in mine.iter().cycle().take(share) {
-                connection.send(request).await?;
-            }
-            anyhow::Ok(share)
-        });
-    }
-    let mut sent = 0;
-    while let Some(share) = running.join_next().await {
-        sent += share??;
-    }
+    let load = Load::Requests(count);
+    let sent = saturate(envoy.address(), requests, args.connections as usize, load).await?;
     let used = envoy.usage()?.cpu.saturating_sub(before);
     Ok(micros(used) / sent as f64)
 }
@@ -215,19 +188,28 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// Chat requests of about `bytes`: groups share their first half, every tail differs.
+/// Chat requests of about `bytes`.
 fn requests(bytes: usize) -> Result<Vec<Vec<u8>>> {
+    let bodies = bodies(bytes)?;
+    Ok(bodies.iter().map(|body| request(body)).collect())
+}
+
+/// Bodies of about `bytes`: groups share their first half, every tail differs.
+pub(super) fn bodies(bytes: usize) -> Result<Vec<Vec<u8>>> {
     let half = bytes / 2;
     (0..PROMPTS)
         .map(|prompt| {
-            let system = testkit::words(prompt / PROMPTS_PER_PREFIX, half);
+            let system = testkit::words(group(prompt), half);
             let user = testkit::words(1_000 + prompt, half);
             let body = testkit::chat(&system, &user);
-            (!body.is_empty())
-                .then(|| request(&body))
-                .context("an empty body")
+            (!body.is_empty()).then_some(body).context("an empty body")
         })
         .collect()
+}
+
+/// Which system prompt a body has.
+pub(super) fn group(prompt: u64) -> u64 {
+    prompt / PROMPTS_PER_PREFIX
 }
 
 fn spread(mut values: Vec<f64>) -> Result<Spread> {

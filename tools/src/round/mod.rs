@@ -434,22 +434,34 @@ async fn envoy(
         plan = plan.hosts(model.cluster, &fleet.addresses);
     }
     let envoy = plan.port(port).log_level("warning").start().await?;
-    let hosts = fleet.addresses.len() as u64;
-    for model in &setup.models {
-        let healthy = format!("cluster.{}.membership_healthy", model.cluster);
+    let clusters: Vec<&str> = setup.models.iter().map(|model| model.cluster).collect();
+    let filtered = policy == Policy::PrefixRouter;
+    wait_ready(&envoy, &clusters, fleet.addresses.len(), filtered).await?;
+    Ok(envoy)
+}
+
+/// Waits until an Envoy finds all hosts of these clusters well, and its filter knows them.
+pub(crate) async fn wait_ready(
+    envoy: &Envoy,
+    clusters: &[&str],
+    hosts: usize,
+    filtered: bool,
+) -> anyhow::Result<()> {
+    for cluster in clusters {
+        let healthy = format!("cluster.{cluster}.membership_healthy");
         envoy
-            .wait_until(&healthy, |now| now == hosts, HEALTH_LIMIT)
+            .wait_until(&healthy, |now| now == hosts as u64, HEALTH_LIMIT)
             .await?;
     }
-    if policy == Policy::PrefixRouter {
-        let known = |now| now as u64 == hosts * setup.models.len() as u64;
+    if filtered {
+        let known = |now| now as usize == hosts * clusters.len();
         let usable = [(names::STATE, "usable")];
         envoy
             .wait_until_metric(names::HOSTS, &usable, known, HEALTH_LIMIT)
             .await
             .context("the filter does not know the engines")?;
     }
-    Ok(envoy)
+    Ok(())
 }
 
 /// Counters of a round's Envoys.

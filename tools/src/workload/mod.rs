@@ -12,10 +12,12 @@ pub mod conversations;
 pub mod documents;
 pub mod lengths;
 pub mod options;
+pub mod sessions;
 pub mod several;
 pub mod single;
 pub mod text;
 pub mod trace;
+pub mod visits;
 
 use std::sync::Arc;
 use std::time::Duration;
