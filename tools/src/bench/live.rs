@@ -5,8 +5,9 @@
 //! fresh, and the engines' caches are empty when it starts. Not here: what is played, what is made
 //! of it.
 
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
@@ -23,6 +24,9 @@ const DRAIN: Duration = Duration::from_secs(60);
 
 /// A request that takes longer has failed; in real time.
 const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A port that is in use gets this much time to become free.
+const RELEASE: Duration = Duration::from_secs(5);
 
 /// Tokens in one event of an answer: the first one comes alone in time, and Envoy, the engines and
 /// the client, which share a machine here, have a sixteenth of the events to pass on.
@@ -59,11 +63,7 @@ impl Engines {
             } else {
                 port.saturating_add(place)
             };
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
-                .await
-                .with_context(|| {
-                    format!("cannot listen on 127.0.0.1:{port}: choose others with --engine-port")
-                })?;
+            let listener = listen(port).await?;
             let config = ServerConfig {
                 speed,
                 tokens_per_event: TOKENS_PER_EVENT,
@@ -92,16 +92,7 @@ impl Engines {
             .edit(move |plan| plan.concurrency(front.workers).log_level("warning"))
             .start()
             .await?;
-        let target = Target {
-            base: gateway.envoy().url("").parse()?,
-            form: Form::Chat,
-            model: "sim".into(),
-            stream: true,
-            headers: hyper::HeaderMap::new(),
-            timeout: TIMEOUT,
-            prefix_header: None,
-        };
-        self.play_at(target, workload, until).await
+        self.play_at(target(&gateway)?, workload, until).await
     }
 
     /// Ends an engine at once, as a crash would: its connections are cut, and no new one is taken.
@@ -144,6 +135,37 @@ impl Engines {
         let all_s = elapsed.as_secs_f64() * self.speed * self.handles.len() as f64;
         lost_ns as f64 / 1e9 / all_s.max(1e-9)
     }
+}
+
+/// Engines that were just dropped let go of their ports a moment later.
+async fn listen(port: u16) -> Result<TcpListener> {
+    let until = Instant::now() + RELEASE;
+    loop {
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await {
+            Ok(listener) => return Ok(listener),
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            failed => {
+                return failed.with_context(|| {
+                    format!("cannot listen on 127.0.0.1:{port}: choose others with --engine-port")
+                });
+            }
+        }
+    }
+}
+
+/// Where chats for streamed answers are sent to.
+pub(super) fn target(gateway: &Gateway) -> Result<Target> {
+    Ok(Target {
+        base: gateway.envoy().url("").parse()?,
+        form: Form::Chat,
+        model: "sim".into(),
+        stream: true,
+        headers: hyper::HeaderMap::new(),
+        timeout: TIMEOUT,
+        prefix_header: None,
+    })
 }
 
 #[derive(Default)]

@@ -8,6 +8,7 @@ pub mod conversations;
 mod decision;
 mod http;
 mod live;
+mod observe;
 mod overhead;
 mod peers;
 mod sixteen;
@@ -33,6 +34,8 @@ enum What {
     Conversations(conversations::ConversationsArgs),
     /// What `simulate` says against engines and Envoy in real time, for the same requests
     Agreement(agreement::AgreementArgs),
+    /// What `mode: observe` predicts against what `adaptive` then finds
+    Observe(observe::ObserveArgs),
     /// Other routers beside this one, over the same engines and the same requests
     Peers(Box<peers::PeersArgs>),
     /// The sixteen setups of AWS's announcement, each with random routing and with the filter
@@ -46,6 +49,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         What::Overhead(args) => overhead::run(args),
         What::Conversations(args) => conversations::run(args),
         What::Agreement(args) => agreement::run(args),
+        What::Observe(args) => observe::run(args),
         What::Peers(args) => peers::run(args),
         What::Sixteen(args) => sixteen::run(args),
     }
