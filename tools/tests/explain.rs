@@ -629,6 +629,41 @@ fn no_text_means_none() {
 }
 
 #[test]
+fn lines_that_cannot_be_read_are_passed_over_and_the_first_is_named() {
+    let folder = Folder::new();
+    let line = |time: Value| json!({"body": chat("Be brief.", "hello"), "time": time});
+    let log = folder.log(
+        [json!(1.0), json!("noon"), json!(2.0), json!([])]
+            .map(line)
+            .into_iter(),
+    );
+    let report = told(&["--log", &log, PATH[0], PATH[1]]);
+    assert_eq!(report["unreadable"], 2);
+    says(
+        &report["first_unreadable"],
+        "line 2: invalid type: string \"noon\"",
+    );
+    let text = explained(&["--log", &log, PATH[0], PATH[1]]).replace('\n', " ");
+    assert!(
+        text.contains("2 lines passed over; the first is line 2:"),
+        "{text}"
+    );
+}
+
+#[test]
+fn applications_with_a_common_end_spoil_nothing() {
+    let rest = words(1, 4000);
+    let report = logged((0..120).map(|at| {
+        let system = format!(
+            "You help the people of {}. {rest}",
+            ["Rome", "Oslo", "Lima"][at % 3]
+        );
+        chat(&system, &format!("question {at}"))
+    }));
+    assert_eq!(report["spoilers"], json!([]));
+}
+
+#[test]
 fn what_cannot_be_used_is_refused_by_name() {
     #[track_caller]
     fn refused(line: &[&str], expected: &str) {
@@ -644,7 +679,7 @@ fn what_cannot_be_used_is_refused_by_name() {
     let times = folder.write("times.jsonl", b"\n{\"body\": {}, \"time\": \"noon\"}\n");
     refused(
         &["--log", &times],
-        "times.jsonl, line 2: invalid type: string \"noon\"",
+        "times.jsonl: no line of it can be read; line 2: invalid type: string \"noon\"",
     );
     for (first, last) in [
         ("0", "1e300"),
@@ -660,7 +695,10 @@ fn what_cannot_be_used_is_refused_by_name() {
         &["--log", &log, "--rate", "1e-7"],
         "2 requests come within 31 days",
     );
-    refused(&["--log", &text], "no line of it is a JSON object");
+    refused(
+        &["--log", &text],
+        "no line of it can be read; line 1: expected a JSON object",
+    );
     refused(&[&body, "--header", "none"], "expected \"name: value\"");
     refused(
         &[&body, "--load", "10.0.0.1:80=1"],

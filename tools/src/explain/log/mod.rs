@@ -28,8 +28,10 @@ use spoilers::Spoiler;
 #[derive(Debug, Serialize)]
 pub(super) struct LogReport {
     file: String,
-    /// Lines that were no JSON, and whether the log goes on behind what was read.
+    /// Lines that could not be read, the first of them and what is wrong with it, and whether the
+    /// log goes on behind what was read.
     unreadable: u64,
+    first_unreadable: Option<String>,
     /// Requests of other pools, which are left out.
     others: u64,
     goes_on: bool,
@@ -80,6 +82,7 @@ fn report(file: &Path, args: &ExplainArgs, setup: &Setup) -> Result<LogReport> {
     Ok(LogReport {
         file: name_of(file),
         unreadable: requests.lines.unreadable,
+        first_unreadable: requests.lines.first_unreadable.clone(),
         others: requests.others,
         goes_on: requests.lines.stopped,
         timed: arrivals.known,

@@ -35,11 +35,13 @@ pub(super) struct Entry {
 }
 
 /// What became of the lines.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Lines {
     pub read: u64,
-    /// Not JSON: passed over.
+    /// Not a JSON object, or with a field of another type: passed over.
     pub unreadable: u64,
+    /// The first of these, and what is wrong with it.
+    pub first_unreadable: Option<String>,
     /// Whether reading stopped before the end.
     pub stopped: bool,
 }
@@ -106,10 +108,13 @@ pub(super) fn each(
             return trace(file, each);
         }
         lines.read += 1;
-        let entry = entry(text, args).with_context(|| format!("--log {name}, line {number}"))?;
-        match entry {
-            None => lines.unreadable += 1,
-            Some(entry) => {
+        match entry(text, args) {
+            Err(wrong) => {
+                lines.unreadable += 1;
+                let told = || format!("line {number}: {wrong}");
+                lines.first_unreadable.get_or_insert_with(told);
+            }
+            Ok(entry) => {
                 if !each(entry) {
                     lines.stopped = true;
                     break;
@@ -123,7 +128,8 @@ pub(super) fn each(
     }
     anyhow::ensure!(
         lines.read > lines.unreadable,
-        "--log {name}: no line of it is a JSON object"
+        "--log {name}: no line of it can be read; {}",
+        lines.first_unreadable.as_deref().unwrap_or("it is empty")
     );
     Ok(lines)
 }
@@ -132,12 +138,12 @@ fn is_trace(text: &[u8]) -> bool {
     serde_json::from_slice::<TraceLine>(text).is_ok()
 }
 
-fn entry(text: &[u8], args: &ExplainArgs) -> Result<Option<Entry>> {
+fn entry(text: &[u8], args: &ExplainArgs) -> Result<Entry, String> {
     let Ok(Wrapped { body }) = serde_json::from_slice(text) else {
-        return Ok(None);
+        return Err("expected a JSON object".into());
     };
     let line: Line<'_> = match body {
-        Some(_) => serde_json::from_slice(text)?,
+        Some(_) => serde_json::from_slice(text).map_err(|wrong| wrong.to_string())?,
         // The line is the body; what its fields mean is the body's affair.
         None => Line::default(),
     };
@@ -151,7 +157,7 @@ fn entry(text: &[u8], args: &ExplainArgs) -> Result<Option<Entry>> {
     };
     let seconds = |value: Option<f64>| value.filter(|value| value.is_finite() && *value >= 0.0);
     let headers = line.headers.unwrap_or_default();
-    Ok(Some(Entry {
+    Ok(Entry {
         body: Body {
             name: String::new(),
             path: line.path.unwrap_or_else(|| args.path.clone()),
@@ -164,7 +170,7 @@ fn entry(text: &[u8], args: &ExplainArgs) -> Result<Option<Entry>> {
         time: seconds(line.time),
         output_tokens: line.output_tokens.filter(|tokens| *tokens > 0),
         duration: seconds(line.duration),
-    }))
+    })
 }
 
 /// The texts of a trace's blocks are made up: equal ids, equal text.

@@ -33,11 +33,9 @@ fn lines(page: &mut Page, told: &LogReport) {
     let apis = told.sharing.apis.iter();
     let apis = apis.map(|(api, requests)| format!("{api} {}", number(*requests)));
     page.say(&format!("APIs: {}.", apis.collect::<Vec<_>>().join(", ")));
-    if told.unreadable > 0 {
-        page.say(&format!(
-            "{} passed over: not a JSON object.",
-            count(told.unreadable, "line")
-        ));
+    if let Some(first) = &told.first_unreadable {
+        let lines = count(told.unreadable, "line");
+        page.say(&format!("{lines} passed over; the first is {first}."));
     }
     if told.others > 0 {
         page.say(&format!(

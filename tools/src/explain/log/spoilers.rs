@@ -24,6 +24,11 @@ const VALUE_BYTES_MAX: usize = 160;
 /// Part of the compared requests below which a culprit is not worth a line.
 const SHARE_MIN: f64 = 0.1;
 
+/// A text that differs spoils little while many requests have the same one: applications with a
+/// beginning of their own and a common end are no fault. Distinct values for each request that has
+/// one, at least.
+const VALUES_MIN: f64 = 0.25;
+
 /// Characters shown of a value.
 const EXCERPT: usize = 40;
 
@@ -72,49 +77,75 @@ struct Finding {
     values: [String; 2],
 }
 
+/// What the pairs with one cause have shown.
+struct Gathered {
+    spoiler: Spoiler,
+    requests: BTreeSet<usize>,
+    values: BTreeSet<String>,
+    pairs: u64,
+}
+
+impl Gathered {
+    fn is_worth_a_line(&self) -> bool {
+        let requests = self.requests.len() as f64;
+        let is_rare = requests < SHARE_MIN * self.spoiler.compared as f64;
+        let is_text = matches!(self.spoiler.cause, Cause::Text { .. });
+        let is_common = is_text && (self.values.len() as f64) < VALUES_MIN * requests;
+        !is_rare && !is_common
+    }
+}
+
 pub(super) fn spoilers(sample: &[Sampled], with_text: bool) -> Vec<Spoiler> {
-    let mut found: BTreeMap<Cause, (Spoiler, BTreeSet<usize>, u64)> = BTreeMap::new();
+    let mut found: BTreeMap<Cause, Gathered> = BTreeMap::new();
     for (first, one) in sample.iter().enumerate() {
         for (second, other) in sample.iter().enumerate().skip(first + 1) {
             let Some(finding) = compare(one, other) else {
                 continue;
             };
-            let entry = found.entry(finding.cause.clone()).or_insert_with(|| {
-                let spoiler = Spoiler {
-                    cause: finding.cause.clone(),
-                    offset_min: u64::MAX,
-                    offset_max: 0,
-                    requests: 0,
-                    compared: sample.len() as u64,
-                    lost_tokens: 0,
-                    examples: if with_text {
-                        finding.values.to_vec()
-                    } else {
-                        Vec::new()
-                    },
-                };
-                (spoiler, BTreeSet::new(), 0)
-            });
-            let (spoiler, requests, pairs) = entry;
+            let gathered = found
+                .entry(finding.cause.clone())
+                .or_insert_with(|| begin(&finding, sample.len(), with_text));
+            let spoiler = &mut gathered.spoiler;
             spoiler.offset_min = spoiler.offset_min.min(finding.offset);
             spoiler.offset_max = spoiler.offset_max.max(finding.offset);
             spoiler.lost_tokens += finding.lost_bytes / 4;
-            requests.extend([first, second]);
-            *pairs += 1;
+            gathered.requests.extend([first, second]);
+            gathered.values.extend(finding.values);
+            gathered.pairs += 1;
         }
     }
     let mut spoilers: Vec<Spoiler> = Vec::new();
-    for (mut spoiler, requests, pairs) in found.into_values() {
-        spoiler.requests = requests.len() as u64;
-        spoiler.lost_tokens /= pairs.max(1);
+    for gathered in found.into_values().filter(Gathered::is_worth_a_line) {
+        let mut spoiler = gathered.spoiler;
+        spoiler.requests = gathered.requests.len() as u64;
+        spoiler.lost_tokens /= gathered.pairs.max(1);
         spoiler.examples.retain(|value| !value.is_empty());
-        if spoiler.requests as f64 >= SHARE_MIN * spoiler.compared as f64 {
-            spoilers.push(spoiler);
-        }
+        spoilers.push(spoiler);
     }
     let weight = |spoiler: &Spoiler| spoiler.requests * spoiler.lost_tokens;
     spoilers.sort_by_key(|spoiler| std::cmp::Reverse(weight(spoiler)));
     spoilers
+}
+
+fn begin(finding: &Finding, compared: usize, with_text: bool) -> Gathered {
+    let examples = match with_text {
+        true => finding.values.to_vec(),
+        false => Vec::new(),
+    };
+    Gathered {
+        spoiler: Spoiler {
+            cause: finding.cause.clone(),
+            offset_min: u64::MAX,
+            offset_max: 0,
+            requests: 0,
+            compared: compared as u64,
+            lost_tokens: 0,
+            examples,
+        },
+        requests: BTreeSet::new(),
+        values: BTreeSet::new(),
+        pairs: 0,
+    }
 }
 
 fn compare(one: &Sampled, other: &Sampled) -> Option<Finding> {
