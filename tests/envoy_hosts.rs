@@ -8,11 +8,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prefix_router::names::HOSTS;
+use prefix_router::names::{HOSTS, IN_FLIGHT};
 use serde_json::json;
 use tokio::task::JoinSet;
 use tools::testkit::{
-    Client, Gateway, GatewayPlan, MockEngine, Protocol, Request, chat, eventually, words,
+    Behaviour, Client, Connection, Gateway, GatewayPlan, MockEngine, Protocol, Request, chat,
+    eventually, prompt_of, words,
 };
 
 const SOON: Duration = Duration::from_secs(15);
@@ -237,6 +238,42 @@ async fn hosts_that_nothing_lists_are_learned_from_answers_and_dropped_when_they
     gateway.set_hosts(&engines).await.unwrap();
     knows(4.0, SOON).await;
     gateway.quiet().await.unwrap();
+}
+
+#[tokio::test]
+async fn requests_count_on_a_host_that_another_worker_has_just_learned() {
+    const WORKERS: u32 = 4;
+    const STREAMS: usize = 32;
+    // Who learns it first is chance: a round is one chance for each worker.
+    for _ in 0..3 {
+        let engines = MockEngine::start_many(2).await.unwrap();
+        let gateway = Gateway::of(&engines)
+            .pool(json!({"hosts": {}}))
+            .edit(|plan| plan.concurrency(WORKERS))
+            .start_unsettled()
+            .await
+            .unwrap();
+        let mut opening = JoinSet::new();
+        for prefix in 0..STREAMS as u64 {
+            let address = gateway.address();
+            opening.spawn(async move {
+                let mut connection = Connection::open(address, Protocol::Http1).await.unwrap();
+                let held = prompt_of(prefix).script(Behaviour::HoldStream { events: 1 });
+                let mut stream = connection.start(held).await.unwrap();
+                assert!(stream.next().await.unwrap().is_some());
+                (connection, stream)
+            });
+        }
+        let streams = opening.join_all().await;
+        let counted = async || gateway.metric(IN_FLIGHT, &[]).await.unwrap();
+        let all = eventually(SOON, async || counted().await == STREAMS as f64);
+        assert!(all.await, "{} of {STREAMS} are counted", counted().await);
+        engines.iter().for_each(MockEngine::release);
+        for (_connection, stream) in streams {
+            stream.finish().await.unwrap();
+        }
+        gateway.quiet().await.unwrap();
+    }
 }
 
 /// How many prefixes moved between two hosts that both stayed.

@@ -95,7 +95,12 @@ impl Worker {
     /// The place of a host in the loads, whichever pools it is in.
     pub fn seat_of(&self, address: &str) -> Option<Seat> {
         // Every view has all hosts.
-        self.pools.first()?.view().seat_of(address)
+        let known = || self.pools.first()?.view().seat_of(address);
+        known().or_else(|| {
+            // Another worker may have made it known since the last tick.
+            self.refresh();
+            known()
+        })
     }
 
     /// Takes in where a request went and what came of it, for pools whose hosts nothing lists.
