@@ -610,9 +610,20 @@ pub fn views<'p>(
     Some(pools.into_iter().map(|pool| table.view(pool)).collect())
 }
 
+/// What a host carries, as a pool shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostLoad {
+    /// Where it is.
+    pub address: String,
+    /// What it carries.
+    pub load: Load,
+    /// Whether it has left all pools, of which this need not have been one.
+    pub has_left: bool,
+}
+
 /// What each host of the view carries, those of the pool first, then those that have left; not
 /// those that are only in other pools.
-pub fn loads(store: &impl Store, view: &View) -> Vec<(String, Load)> {
+pub fn loads(store: &impl Store, view: &View) -> Vec<HostLoad> {
     let Ok(loads) = load::read(store) else {
         return Vec::new();
     };
@@ -624,10 +635,12 @@ pub fn loads(store: &impl Store, view: &View) -> Vec<(String, Load)> {
     let mut hosts: Vec<&Host> = view.hosts.iter().collect();
     hosts.retain(|host| !is_elsewhere(host));
     hosts.sort_by_key(|host| host.state.is_none());
-    hosts
-        .into_iter()
-        .map(|host| (host.address.clone(), loads.of(host.seat)))
-        .collect()
+    let load = |host: &Host| HostLoad {
+        address: host.address.clone(),
+        load: loads.of(host.seat),
+        has_left: host.state.is_none(),
+    };
+    hosts.into_iter().map(load).collect()
 }
 
 /// How many hosts of the pool are in each state.
@@ -842,7 +855,9 @@ mod tests {
         assert_eq!(proxy.in_flight(other.seat_of("b:1").unwrap()), 1);
         let shown = |view: &View| -> Vec<(String, u32)> {
             let loads = loads(&proxy.store, view).into_iter();
-            loads.map(|(host, load)| (host, load.in_flight)).collect()
+            loads
+                .map(|host| (host.address, host.load.in_flight))
+                .collect()
         };
         assert_eq!(shown(&llm), [("a:1".into(), 0), ("b:1".into(), 1)]);
         assert_eq!(shown(&other), [("b:1".into(), 1), ("c:1".into(), 0)]);

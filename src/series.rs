@@ -4,6 +4,7 @@
 //! Envoy never forgets a metric; the others are summed under one; a host that has left reads zero.
 //! Not here: the metrics themselves (filter/metrics.rs), what is counted (load.rs).
 
+use crate::fleet::HostLoad;
 use crate::load::Load;
 use crate::names;
 use crate::store::Store;
@@ -14,7 +15,7 @@ use std::collections::BTreeMap;
 pub fn labelled(
     store: &impl Store,
     pool: &str,
-    loads: &[(String, Load)],
+    loads: &[HostLoad],
     labels_max: u32,
 ) -> Vec<(String, Load)> {
     let key = format!("prefix_router.1.series.{pool}");
@@ -27,10 +28,17 @@ pub fn labelled(
         .collect();
     let known = labels.len();
     let mut other = labels.remove(names::OTHER);
-    for (address, load) in loads {
+    for HostLoad {
+        address,
+        load,
+        has_left,
+    } in loads
+    {
         let full = u32::try_from(labels.len()).is_ok_and(|count| count >= labels_max);
         match labels.get_mut(address) {
             Some(shown) => *shown = *load,
+            // While there is room, every host of the pool has a label: this was another pool's.
+            None if *has_left && !full => {}
             None if full => other = Some(sum(other.unwrap_or_default(), *load)),
             None => {
                 labels.insert(address.clone(), *load);
@@ -71,21 +79,47 @@ mod tests {
     use super::*;
     use crate::store::MemoryStore;
 
-    fn loads(hosts: &[(&str, u32)]) -> Vec<(String, Load)> {
-        let load = |in_flight| Load {
+    fn load(in_flight: u32) -> Load {
+        Load {
             in_flight,
             pending: in_flight * 10,
             ..Load::default()
-        };
-        let hosts = hosts.iter();
-        hosts
-            .map(|&(host, in_flight)| (host.to_owned(), load(in_flight)))
+        }
+    }
+
+    fn shown(labels: &[(&str, u32)]) -> Vec<(String, Load)> {
+        let labels = labels.iter();
+        labels
+            .map(|&(label, in_flight)| (label.to_owned(), load(in_flight)))
             .collect()
+    }
+
+    fn loads(hosts: &[(&str, u32)], has_left: bool) -> Vec<HostLoad> {
+        let hosts = hosts.iter();
+        let load = |&(host, in_flight): &(&str, u32)| HostLoad {
+            address: host.to_owned(),
+            load: load(in_flight),
+            has_left,
+        };
+        hosts.map(load).collect()
     }
 
     #[track_caller]
     fn check(store: &MemoryStore, now: &[(&str, u32)], expected: &[(&str, u32)]) {
-        assert_eq!(labelled(store, "llm", &loads(now), 2), loads(expected));
+        let found = labelled(store, "llm", &loads(now, false), 2);
+        assert_eq!(found, shown(expected));
+    }
+
+    #[test]
+    fn a_host_that_left_another_pool_gets_no_label_in_this_one() {
+        let store = MemoryStore::new();
+        check(&store, &[("a:1", 3)], &[("a:1", 3)]);
+        let left = loads(&[("a:1", 2), ("b:1", 1)], true);
+        assert_eq!(labelled(&store, "llm", &left, 2), shown(&[("a:1", 2)]));
+        // Where there is no room, one cannot be told from a host whose label is the others'.
+        check(&store, &[("a:1", 0), ("c:1", 1)], &[("a:1", 0), ("c:1", 1)]);
+        let expected = [("a:1", 2), ("c:1", 0), ("other", 1)];
+        assert_eq!(labelled(&store, "llm", &left, 2), shown(&expected));
     }
 
     #[test]
@@ -111,7 +145,7 @@ mod tests {
     fn a_pool_that_is_gone_has_its_labels_still() {
         let store = MemoryStore::new();
         let three = [("a:1", 1), ("b:1", 2), ("c:1", 4)];
-        labelled(&store, "llm", &loads(&three), 2);
+        labelled(&store, "llm", &loads(&three, false), 2);
         assert_eq!(labels(&store, "llm"), ["a:1", "b:1", "other"]);
         assert_eq!(labels(&store, "llm"), ["a:1", "b:1", "other"]);
         assert_eq!(labels(&store, "another"), [""; 0]);
@@ -120,15 +154,15 @@ mod tests {
     #[test]
     fn with_none_allowed_all_share_one() {
         let store = MemoryStore::new();
-        let shown = labelled(&store, "llm", &loads(&[("a:1", 1), ("b:1", 2)]), 0);
-        assert_eq!(shown, loads(&[("other", 3)]));
+        let found = labelled(&store, "llm", &loads(&[("a:1", 1), ("b:1", 2)], false), 0);
+        assert_eq!(found, shown(&[("other", 3)]));
     }
 
     #[test]
     fn pools_have_labels_of_their_own() {
         let store = MemoryStore::new();
-        labelled(&store, "llm", &loads(&[("a:1", 1)]), 1);
-        let shown = labelled(&store, "chat", &loads(&[("b:1", 2)]), 1);
-        assert_eq!(shown, loads(&[("b:1", 2)]));
+        labelled(&store, "llm", &loads(&[("a:1", 1)], false), 1);
+        let found = labelled(&store, "chat", &loads(&[("b:1", 2)], false), 1);
+        assert_eq!(found, shown(&[("b:1", 2)]));
     }
 }
