@@ -1,13 +1,15 @@
 //! `prefix-router bench overhead`: processor time that the filter adds to Envoy's, per request.
 //!
-//! Two Envoys of one worker each run from the same file, one without the filter. They get the same
-//! requests in turn, slice by slice; the added time is the median of the differences of
-//! neighbouring slices. Processor time is the kernel's count of what Envoy's threads ran, so it
-//! includes the filter's polling and ticking. Not here: latency, which a loaded machine drowns.
+//! Envoys of one worker each run from the same file, one without the filter, others with builds of it
+//! that are to be compared. They get the same requests in turn, slice by slice; the added time is the
+//! median of the differences of the slices of a round. Processor time is the kernel's count of what
+//! Envoy's threads ran, so it includes the filter's polling and ticking. Not here: latency, which a
+//! loaded machine drowns.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde::Serialize;
 
@@ -28,21 +30,35 @@ const PROMPTS_PER_PREFIX: u64 = 4;
 /// Body sizes in KB with their budgets in µs (DESIGN: added Envoy CPU per request).
 const BUDGETS: [(usize, f64); 3] = [(4, 40.0), (32, 90.0), (256, 300.0)];
 
-/// Bytes sent per slice: a slice of 4 KB bodies then has 4,096 requests and takes about a second.
-const SLICE_BYTES: usize = 16 << 20;
+/// Their sizes, as `--only` names them.
+const SIZES: [&str; 3] = ["4", "32", "256"];
+
+/// Bytes sent per slice: a slice of 4 KB bodies then has 1,024 requests and takes a quarter of a
+/// second, so that what else runs on the machine meets all slices of a round alike.
+const SLICE_BYTES: usize = 4 << 20;
 
 /// A slice of large bodies has at least this many requests.
-const SLICE_REQUESTS_MIN: usize = 256;
+const SLICE_REQUESTS_MIN: usize = 64;
+
+/// Requests to each Envoy before the first that counts, of each size: V8 compiles what runs often
+/// anew, and all 64 prompts have to be known.
+const WARMUP_REQUESTS: usize = 2048;
 
 /// Options of `prefix-router bench overhead`
 #[derive(Args, Debug)]
 pub(super) struct OverheadArgs {
     /// Slices per body size and Envoy
-    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Connections that send one request after the other
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
     connections: u32,
+    /// Another build of the filter, measured in the same rounds; may be repeated
+    #[arg(long, value_name = "WASM")]
+    against: Vec<PathBuf>,
+    /// Only bodies of this size
+    #[arg(long, value_name = "KB", value_parser = SIZES)]
+    only: Option<String>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -65,9 +81,19 @@ struct Row {
     with_filter_us: f64,
     added_us: Spread,
     budget_us: f64,
+    against: Vec<Other>,
 }
 
-/// Of the differences of neighbouring slices.
+/// Another build of the filter, on the same bodies.
+#[derive(Serialize)]
+struct Other {
+    wasm: PathBuf,
+    added_us: Spread,
+    /// What the filter of these sources costs more, of the same rounds.
+    ours_more_us: Spread,
+}
+
+/// Of the differences of the slices of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Spread {
     median: f64,
@@ -75,6 +101,12 @@ struct Spread {
     p25: f64,
     /// A quarter of the differences is higher.
     p75: f64,
+}
+
+impl Spread {
+    fn range(&self) -> String {
+        format!("{:.1}..{:.1}", self.p25, self.p75)
+    }
 }
 
 /// Runs it and prints the result.
@@ -99,14 +131,23 @@ async fn measure(args: &OverheadArgs) -> Result<Report> {
         Ok(plan.concurrency(1).log_level("warning"))
     };
     let without = plan()?.without_filter(Policy::LeastRequest).start().await?;
-    let with = plan()?.start().await?;
+    let mut envoys = vec![without, plan()?.start().await?];
+    for wasm in &args.against {
+        envoys.push(plan()?.wasm(wasm).start().await?);
+    }
     let mut bodies = Vec::new();
-    for (kilobytes, budget_us) in BUDGETS {
+    let asked = |kilobytes: usize| {
+        let only = args.only.as_ref();
+        only.is_none_or(|only| *only == kilobytes.to_string())
+    };
+    for (kilobytes, budget_us) in BUDGETS.into_iter().filter(|(size, _)| asked(*size)) {
         eprintln!("bench: bodies of {kilobytes} KB, {} rounds …", args.rounds);
         let requests = requests(kilobytes * 1024)?;
-        bodies.push(measure_size(args, &with, &without, &requests, budget_us).await?);
+        bodies.push(measure_size(args, &envoys, &requests, budget_us).await?);
     }
-    routed(&with).await?;
+    for envoy in envoys.iter().skip(1) {
+        routed(envoy).await?;
+    }
     Ok(Report {
         bodies,
         rounds: args.rounds,
@@ -134,40 +175,53 @@ async fn routed(envoy: &Envoy) -> Result<()> {
     ))
 }
 
+/// Measures the Envoys: without the filter, with ours, with those that it is compared with.
 async fn measure_size(
     args: &OverheadArgs,
-    with: &Envoy,
-    without: &Envoy,
+    envoys: &[Envoy],
     requests: &[Vec<u8>],
     budget_us: f64,
 ) -> Result<Row> {
     let bytes = requests.first().map_or(0, Vec::len);
     let count = (SLICE_BYTES / bytes.max(1)).max(SLICE_REQUESTS_MIN);
-    // Fills the pools of connections, the compiled code and the filter's table of prefixes.
-    slice(args, with, requests, count).await?;
-    slice(args, without, requests, count).await?;
-    let (mut with_us, mut without_us, mut added) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..args.rounds {
-        // First one, then the other: neither always has the warmer caches.
-        let (a, b) = if round % 2 == 0 {
-            let a = slice(args, without, requests, count).await?;
-            (a, slice(args, with, requests, count).await?)
-        } else {
-            let b = slice(args, with, requests, count).await?;
-            (slice(args, without, requests, count).await?, b)
-        };
-        without_us.push(a);
-        with_us.push(b);
-        added.push(b - a);
+    for envoy in envoys {
+        slice(args, envoy, requests, WARMUP_REQUESTS).await?;
     }
+    let mut times: Vec<Vec<f64>> = vec![Vec::new(); envoys.len()];
+    for round in 0..args.rounds as usize {
+        // Another is the first each time: none always has the warmer caches.
+        for turn in 0..envoys.len() {
+            let turn = (round + turn) % envoys.len();
+            let (Some(envoy), Some(times)) = (envoys.get(turn), times.get_mut(turn)) else {
+                continue;
+            };
+            times.push(slice(args, envoy, requests, count).await?);
+        }
+    }
+    let [without, with, others @ ..] = times.as_slice() else {
+        bail!("two Envoys at least, not {}", times.len());
+    };
+    let against = args.against.iter().zip(others).map(|(wasm, other)| {
+        Ok(Other {
+            wasm: wasm.clone(),
+            added_us: more(other, without)?,
+            ours_more_us: more(with, other)?,
+        })
+    });
     Ok(Row {
         body_bytes: bytes,
         requests: count * args.rounds as usize,
-        without_filter_us: spread(without_us)?.median,
-        with_filter_us: spread(with_us)?.median,
-        added_us: spread(added)?,
+        without_filter_us: spread(without.clone())?.median,
+        with_filter_us: spread(with.clone())?.median,
+        added_us: more(with, without)?,
         budget_us,
+        against: against.collect::<Result<_>>()?,
     })
+}
+
+/// What the first took more than the second, round by round.
+fn more(these: &[f64], those: &[f64]) -> Result<Spread> {
+    spread(these.iter().zip(those).map(|(a, b)| a - b).collect())
 }
 
 /// Sends `count` requests over all connections; Envoy's processor time per request in µs.
@@ -246,9 +300,20 @@ fn print(report: &Report) {
             row.without_filter_us,
             row.with_filter_us,
             row.added_us.median,
-            format!("{:.1}..{:.1}", row.added_us.p25, row.added_us.p75),
+            row.added_us.range(),
             row.budget_us,
         );
+        for other in &row.against {
+            println!("     against {}:", other.wasm.display());
+            println!(
+                "{:>29} {:>9.1} {:>15}   ours costs {:+.1} ({})",
+                "",
+                other.added_us.median,
+                other.added_us.range(),
+                other.ours_more_us.median,
+                other.ours_more_us.range(),
+            );
+        }
     }
     println!(
         "{} rounds, {} connections, commit {}",
