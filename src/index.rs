@@ -5,11 +5,16 @@
 //!
 //! A request needs one page of the table: all its checkpoints lie in the page of its key, because
 //! two prompts that share a checkpoint deeper than the key share the key too. So a look-up is one
-//! read and an insertion one compare-and-swap, whatever the prompt's length.
+//! read and an insertion one compare-and-swap, whatever the prompt's length. A worker that gets
+//! requests thick and fast keeps the pages that it uses for some milliseconds, and its notes with
+//! them: that halves what the index costs it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 use crate::load::{Seat, Slot};
 use crate::prefix::Key;
-use crate::store::{self, Store, StoreError};
+use crate::store::{self, Cas, Store, StoreError};
 
 /// Pages: a power of two. 32 pages × 32 sets × 8 ways = 8,192 entries (ROUTING.md 6).
 const PAGES: u64 = 32;
@@ -27,6 +32,12 @@ const LAYOUT: u32 = 1;
 const PAGE_BYTES: usize = HEADER_BYTES + SETS * SET_BYTES;
 /// Attempts against other workers. What is lost is one request's memory of where it went.
 const ATTEMPTS_MAX: u32 = 3;
+/// Time for which a worker uses a page that it has read. What others note meanwhile is of requests
+/// that no engine can have computed yet.
+const KEPT_MS: u64 = 20;
+/// Notes in a page that a worker keeps for itself; with the next it writes them. Bounds their
+/// memory, and what the others do not know, where 20 ms bring many.
+const NOTES_MAX: usize = 16;
 /// Bits of a host reference that name the slot; the rest name its epoch.
 const SLOT_BITS: u32 = 10;
 
@@ -55,11 +66,173 @@ impl HostRef {
 
 const NO_HOST: u16 = u16::MAX;
 
-/// A page as it was read, to be looked up in and written back.
-pub struct Page {
+/// A pool's index as one worker uses it.
+#[derive(Clone, Debug)]
+pub struct Index {
+    /// What the shared-data keys of its pages begin with.
     name: String,
-    cas: u32,
+    pages: RefCell<BTreeMap<u64, Page>>,
+}
+
+/// A page as it was read, with the worker's own notes in it.
+#[derive(Clone, Debug)]
+struct Page {
     bytes: Vec<u8>,
+    read_ms: u64,
+    /// For writing it back, as long as nobody has since it was read.
+    cas: Option<Cas>,
+    /// What the others do not know of: at most [`NOTES_MAX`].
+    notes: Vec<Note>,
+}
+
+/// What is to be remembered of one request.
+#[derive(Clone, Debug)]
+struct Note {
+    checkpoints: Vec<Key>,
+    host: HostRef,
+    /// Whether it was sent these, or proved not to have them.
+    sent: bool,
+}
+
+impl Index {
+    /// The index of this name.
+    #[must_use]
+    pub fn new(name: String) -> Self {
+        Self {
+            name,
+            pages: RefCell::default(),
+        }
+    }
+
+    /// The hosts that were sent these checkpoints of a key, checkpoint by checkpoint, the latest
+    /// first; none if shared data cannot be read.
+    #[must_use]
+    pub fn hosts(
+        &self,
+        store: &impl Store,
+        key: Key,
+        checkpoints: impl Iterator<Item = Key>,
+        now_ms: u64,
+    ) -> Vec<Vec<HostRef>> {
+        let mut pages = self.pages.borrow_mut();
+        let page = self.page(store, &mut pages, key, now_ms);
+        checkpoints.map(|at| page.hosts(at).collect()).collect()
+    }
+
+    /// Notes that `host` was sent these checkpoints of a key.
+    pub fn insert(
+        &self,
+        store: &impl Store,
+        key: Key,
+        checkpoints: Vec<Key>,
+        host: HostRef,
+        now_ms: u64,
+    ) {
+        let note = Note {
+            checkpoints,
+            host,
+            sent: true,
+        };
+        self.note(store, key, note, now_ms);
+    }
+
+    /// Forgets that `host` was sent these checkpoints of a key.
+    pub fn forget(
+        &self,
+        store: &impl Store,
+        key: Key,
+        checkpoints: Vec<Key>,
+        host: HostRef,
+        now_ms: u64,
+    ) {
+        let note = Note {
+            checkpoints,
+            host,
+            sent: false,
+        };
+        self.note(store, key, note, now_ms);
+    }
+
+    /// Tells the other workers what this one has noted, where that is due or no more requests come:
+    /// the tick. Pages that are not used take no memory.
+    pub fn exchange(&self, store: &impl Store, now_ms: u64) {
+        let mut pages = self.pages.borrow_mut();
+        pages.retain(|number, page| {
+            let is_due = page.is_due(now_ms);
+            if is_due && !page.notes.is_empty() {
+                self.read(store, *number, std::mem::take(&mut page.notes), now_ms);
+            }
+            !is_due
+        });
+    }
+
+    fn note(&self, store: &impl Store, key: Key, note: Note, now_ms: u64) {
+        let mut pages = self.pages.borrow_mut();
+        let page = self.page(store, &mut pages, key, now_ms);
+        if !page.apply(&note) {
+            return;
+        }
+        page.notes.push(note);
+        // A page that was just read can be written back; so a worker with few requests tells at
+        // once.
+        let cas = page.cas.take().filter(|_| page.read_ms == now_ms);
+        if let Some(cas) = cas {
+            let name = self.page_name(number(key));
+            match store.write(&name, &page.bytes, Some(cas)) {
+                Ok(()) | Err(StoreError::Refused) => page.notes.clear(),
+                Err(StoreError::Stale) => {
+                    let notes = std::mem::take(&mut page.notes);
+                    *page = self.read(store, number(key), notes, now_ms);
+                }
+            }
+        }
+    }
+
+    /// The page of a key: the one that is kept, or a new one.
+    fn page<'a>(
+        &self,
+        store: &impl Store,
+        pages: &'a mut BTreeMap<u64, Page>,
+        key: Key,
+        now_ms: u64,
+    ) -> &'a mut Page {
+        let number = number(key);
+        let read = |notes| self.read(store, number, notes, now_ms);
+        let page = pages.entry(number).or_insert_with(|| read(Vec::new()));
+        if page.is_due(now_ms) {
+            *page = read(std::mem::take(&mut page.notes));
+        }
+        page
+    }
+
+    /// Reads a page and, if there are notes, writes them into it.
+    fn read(&self, store: &impl Store, number: u64, notes: Vec<Note>, now_ms: u64) -> Page {
+        let name = self.page_name(number);
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let mut page = Page::read(store, &name, now_ms);
+            // All have to be applied.
+            let changes = notes.iter().filter(|note| page.apply(note)).count();
+            if changes == 0 {
+                return page;
+            }
+            let cas = page.cas.take();
+            let written = store.write(&name, &page.bytes, cas);
+            if written != Err(StoreError::Stale) || attempts == ATTEMPTS_MAX {
+                return page;
+            }
+        }
+    }
+
+    fn page_name(&self, number: u64) -> String {
+        page_key(&self.name, number)
+    }
+}
+
+/// The page that a key's checkpoints are in.
+fn number(key: Key) -> u64 {
+    key.0 >> 32 & (PAGES - 1)
 }
 
 /// Empties every page of the index `name`.
@@ -72,15 +245,9 @@ fn page_key(name: &str, page: u64) -> String {
 }
 
 impl Page {
-    /// The page of a key in the index `name`; an empty one if shared data cannot be read.
-    #[must_use]
-    pub fn read(store: &impl Store, name: &str, key: Key) -> Self {
-        let page = key.0 >> 32 & (PAGES - 1);
-        Self::read_named(store, page_key(name, page))
-    }
-
-    fn read_named(store: &impl Store, name: String) -> Self {
-        let seen = store.read(&name).unwrap_or_default();
+    /// The page of this name; an empty one if shared data cannot be read.
+    fn read(store: &impl Store, name: &str, now_ms: u64) -> Self {
+        let seen = store.read(name).unwrap_or_default();
         let mut bytes = seen.value.unwrap_or_default();
         let is_ours = bytes.len() == PAGE_BYTES && bytes.starts_with(&LAYOUT.to_le_bytes());
         if !is_ours {
@@ -90,14 +257,18 @@ impl Page {
             }
         }
         Self {
-            name,
-            cas: seen.cas,
             bytes,
+            read_ms: now_ms,
+            cas: Some(seen.cas),
+            notes: Vec::new(),
         }
     }
 
-    /// The hosts that were sent this checkpoint, the latest first.
-    pub fn hosts(&self, checkpoint: Key) -> impl Iterator<Item = HostRef> + '_ {
+    fn is_due(&self, now_ms: u64) -> bool {
+        self.notes.len() >= NOTES_MAX || now_ms.abs_diff(self.read_ms) >= KEPT_MS
+    }
+
+    fn hosts(&self, checkpoint: Key) -> impl Iterator<Item = HostRef> + '_ {
         let entry = self.set(checkpoint).and_then(|set| {
             set.chunks_exact(ENTRY_BYTES)
                 .find(|entry| entry.starts_with(&tag(checkpoint)))
@@ -105,34 +276,16 @@ impl Page {
         entry.into_iter().flat_map(hosts_of)
     }
 
-    /// Notes that `host` was sent these checkpoints, and writes the page.
-    pub fn insert(mut self, store: &impl Store, checkpoints: &[Key], host: HostRef) {
-        self.write(store, |page| {
-            for checkpoint in checkpoints {
-                page.insert_one(*checkpoint, host);
-            }
-        });
-    }
-
-    /// Forgets that `host` was sent these checkpoints, and writes the page.
-    pub fn forget(mut self, store: &impl Store, checkpoints: &[Key], host: HostRef) {
-        self.write(store, |page| {
-            for checkpoint in checkpoints {
-                page.forget_one(*checkpoint, host);
-            }
-        });
-    }
-
-    fn write(&mut self, store: &impl Store, change: impl Fn(&mut Self)) {
-        for _ in 0..ATTEMPTS_MAX {
-            change(self);
-            match store.write(&self.name, &self.bytes, Some(self.cas)) {
-                Err(StoreError::Stale) => {
-                    *self = Self::read_named(store, std::mem::take(&mut self.name));
-                }
-                Ok(()) | Err(StoreError::Refused) => return,
-            }
+    /// Writes a note into the page; whether that changes it.
+    fn apply(&mut self, note: &Note) -> bool {
+        let mut changed = false;
+        for checkpoint in &note.checkpoints {
+            changed |= match note.sent {
+                true => self.insert_one(*checkpoint, note.host),
+                false => self.forget_one(*checkpoint, note.host),
+            };
         }
+        changed
     }
 
     fn set(&self, checkpoint: Key) -> Option<&[u8]> {
@@ -140,17 +293,22 @@ impl Page {
             .get(set_start(checkpoint)..set_start(checkpoint) + SET_BYTES)
     }
 
-    /// Puts the checkpoint's entry in front of its set, with the host in front of its hosts. The
-    /// entry that was used longest ago drops out.
-    fn insert_one(&mut self, checkpoint: Key, host: HostRef) {
+    /// Puts the checkpoint's entry in front of its set, with the host in front of its hosts; whether
+    /// that changes anything. The entry that was used longest ago drops out. One that says the same
+    /// already stays where it is in the front half, so that a prompt that recurs costs no write.
+    fn insert_one(&mut self, checkpoint: Key, host: HostRef) -> bool {
         let start = set_start(checkpoint);
         let Some(set) = self.bytes.get_mut(start..start + SET_BYTES) else {
-            return;
+            return false;
         };
         let tag = tag(checkpoint);
-        let found = set
-            .chunks_exact(ENTRY_BYTES)
-            .position(|entry| entry.starts_with(&tag));
+        let mut entries = set.chunks_exact(ENTRY_BYTES);
+        let found = entries.position(|entry| entry.starts_with(&tag));
+        let known = found.filter(|way| *way < WAYS / 2);
+        let known = known.and_then(|way| set.chunks_exact(ENTRY_BYTES).nth(way));
+        if known.is_some_and(|entry| hosts_of(entry).next() == Some(host)) {
+            return false;
+        }
         let way = found.unwrap_or(WAYS - 1);
         let mut hosts = [NO_HOST; HOSTS];
         if let Some(entry) = found.and_then(|way| set.chunks_exact(ENTRY_BYTES).nth(way)) {
@@ -164,24 +322,30 @@ impl Page {
         }
         set.copy_within(0..way * ENTRY_BYTES, ENTRY_BYTES);
         write_entry(set, tag, hosts);
+        true
     }
 
-    fn forget_one(&mut self, checkpoint: Key, host: HostRef) {
+    /// Takes the host out of the checkpoint's entry; whether it was there.
+    fn forget_one(&mut self, checkpoint: Key, host: HostRef) -> bool {
         let start = set_start(checkpoint);
         let Some(set) = self.bytes.get_mut(start..start + SET_BYTES) else {
-            return;
+            return false;
         };
         let tag = tag(checkpoint);
         let mut entries = set.chunks_exact_mut(ENTRY_BYTES);
         let Some(entry) = entries.find(|entry| entry.starts_with(&tag)) else {
-            return;
+            return false;
         };
+        if !hosts_of(entry).any(|other| other == host) {
+            return false;
+        }
         let mut hosts = [NO_HOST; HOSTS];
         let kept = hosts_of(entry).filter(|other| *other != host);
         for (place, other) in hosts.iter_mut().zip(kept) {
             *place = other.0;
         }
         write_entry(entry, tag, hosts);
+        true
     }
 }
 
@@ -231,19 +395,92 @@ mod tests {
         Key(mix(n, 99))
     }
 
+    fn keys(checkpoints: &[u64]) -> Vec<Key> {
+        checkpoints.iter().map(|&n| checkpoint(n)).collect()
+    }
+
+    /// A worker that has kept nothing.
+    fn worker() -> Index {
+        Index::new("index".to_owned())
+    }
+
     fn insert(store: &MemoryStore, checkpoints: &[u64], slot: u16) {
-        let keys: Vec<Key> = checkpoints.iter().map(|&n| checkpoint(n)).collect();
-        Page::read(store, "index", KEY).insert(store, &keys, host(slot));
+        worker().insert(store, KEY, keys(checkpoints), host(slot), 0);
+    }
+
+    /// The hosts of a checkpoint, as this worker knows them.
+    fn slots(worker: &Index, store: &MemoryStore, n: u64, now_ms: u64) -> Vec<u16> {
+        let found = worker.hosts(store, KEY, keys(&[n]).into_iter(), now_ms);
+        found.concat().iter().map(|host| host.slot().0).collect()
     }
 
     #[track_caller]
-    fn check(store: &MemoryStore, n: u64, slots: &[u16]) {
-        let page = Page::read(store, "index", KEY);
-        let found: Vec<u16> = page
-            .hosts(checkpoint(n))
-            .map(|host| host.slot().0)
-            .collect();
-        assert_eq!(found, slots, "hosts of checkpoint {n}");
+    fn check(store: &MemoryStore, n: u64, expected: &[u16]) {
+        let found = slots(&worker(), store, n, 0);
+        assert_eq!(found, expected, "hosts of checkpoint {n}");
+    }
+
+    #[test]
+    fn a_worker_with_few_requests_tells_the_others_at_once_and_hears_of_theirs() {
+        let (store, one, other) = (MemoryStore::new(), worker(), worker());
+        for (turn, slot) in [(1, 3), (2, 4), (3, 5)] {
+            let now_ms = turn * KEPT_MS;
+            assert_eq!(slots(&other, &store, 1, now_ms).len() as u64, turn - 1);
+            slots(&one, &store, 1, now_ms);
+            one.insert(&store, KEY, keys(&[1]), host(slot), now_ms);
+            check(&store, 1, &[5, 4, 3][3 - turn as usize..]);
+        }
+    }
+
+    #[test]
+    fn a_worker_with_many_requests_knows_its_own_at_once_and_tells_the_others_soon() {
+        let (store, busy) = (MemoryStore::new(), worker());
+        busy.insert(&store, KEY, keys(&[1]), host(1), 1000);
+        check(&store, 1, &[1]);
+        // The page is read once, and written before the next look when 16 notes are in it.
+        for n in 0..16 {
+            assert_eq!(
+                slots(&busy, &store, 1, 1001)[0],
+                if n == 0 { 1 } else { 2 + (n - 1) % 3 }
+            );
+            busy.insert(&store, KEY, keys(&[1]), host(2 + n % 3), 1001);
+            check(&store, 1, &[1]);
+        }
+        slots(&busy, &store, 1, 1001);
+        check(&store, 1, &[2, 4, 3, 1]);
+        // What another notes meanwhile is not lost, and known when the page is read again.
+        busy.insert(&store, KEY, keys(&[1]), host(6), 1002);
+        insert(&store, &[1], 7);
+        assert_eq!(slots(&busy, &store, 1, 1020), [6, 2, 4, 3]);
+        assert_eq!(slots(&busy, &store, 1, 1021), [6, 7, 2, 4]);
+        check(&store, 1, &[6, 7, 2, 4]);
+    }
+
+    #[test]
+    fn the_tick_tells_what_no_further_request_would() {
+        let (store, busy) = (MemoryStore::new(), worker());
+        for slot in [1, 2] {
+            busy.insert(&store, KEY, keys(&[1]), host(slot), 1000);
+        }
+        busy.exchange(&store, 1019);
+        check(&store, 1, &[1]);
+        for _ in 0..2 {
+            busy.exchange(&store, 1020);
+            check(&store, 1, &[2, 1]);
+            assert!(busy.pages.borrow().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_prompt_that_recurs_is_not_written_again_but_is_not_dropped_either() {
+        let (store, name) = (MemoryStore::new(), format!("index.{}", number(KEY)));
+        let cas = || store.read(&name).unwrap().cas;
+        insert(&store, &[1, 2], 3);
+        let before = cas();
+        insert(&store, &[1, 2], 3);
+        assert_eq!(cas(), before);
+        insert(&store, &[1, 2], 4);
+        assert!(cas() > before);
     }
 
     #[test]
@@ -264,7 +501,7 @@ mod tests {
         let store = MemoryStore::new();
         insert(&store, &[1, 2, 3], 4);
         insert(&store, &[2], 5);
-        Page::read(&store, "index", KEY).forget(&store, &[checkpoint(2), checkpoint(3)], host(4));
+        worker().forget(&store, KEY, keys(&[2, 3]), host(4), 0);
         check(&store, 1, &[4]);
         check(&store, 2, &[5]);
         check(&store, 3, &[]);
@@ -308,7 +545,7 @@ mod tests {
         check(&store, 1, &[1]);
         check(&store, 9_999, &[2]);
         check(&store, 2, &[]);
-        let page = Page::read(&store, "index", KEY);
+        let page = Page::read(&store, &worker().page_name(number(KEY)), 0);
         assert_eq!(page.bytes.len(), 3076);
         let named = |n: &u64| page.hosts(checkpoint(*n)).next().is_some();
         let kept = (1..10_000).filter(named).count();
@@ -321,7 +558,7 @@ mod tests {
     #[test]
     fn a_page_of_another_layout_is_started_anew() {
         let store = MemoryStore::new();
-        let name = Page::read(&store, "index", KEY).name;
+        let name = worker().page_name(number(KEY));
         store.write(&name, &[9; PAGE_BYTES], None).unwrap();
         check(&store, 1, &[]);
         insert(&store, &[1], 6);

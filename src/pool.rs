@@ -8,11 +8,11 @@ use std::cell::RefCell;
 
 use crate::cost::{self, Constants, Offer, Query};
 use crate::hosts::{HostReport, State};
-use crate::index::{self, HostRef, Page};
+use crate::index::{self, HostRef, Index};
 use crate::learned::{Expectation, Learned, MARGIN_TOKENS, Report};
 use crate::load::{Changes, Ledger, Loads, NO_CHANGES, Seat};
 use crate::placement::{HostId, WEIGHT_MAX};
-use crate::popularity::{self, Heat, Rung};
+use crate::popularity::{self, Heat, Popularity, Rung};
 use crate::prefill::{Due, Prefill};
 use crate::prefix::{BYTES_PER_TOKEN, Key, Kinds, Prompt, mix};
 use crate::request::Request;
@@ -329,11 +329,12 @@ pub fn forget(store: &impl Store, pool: &str) {
 }
 
 /// One pool's routing in one worker.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Router {
     rules: Rules,
-    sketch: String,
-    index: String,
+    /// `None` in `fixed` mode, which looks at no popularity.
+    popularity: Option<Popularity>,
+    index: Index,
     learned: RefCell<Learned>,
     prefill: RefCell<Prefill>,
 }
@@ -342,10 +343,14 @@ impl Router {
     /// Routing for the pool of this name.
     #[must_use]
     pub fn new(pool: &str, rules: Rules) -> Self {
+        let popularity = match rules.rule {
+            Rule::Fixed => None,
+            Rule::Adaptive { heat, .. } => Some(Popularity::new(sketch_key(pool), heat)),
+        };
         Self {
             rules,
-            sketch: sketch_key(pool),
-            index: index_key(pool),
+            popularity,
+            index: Index::new(index_key(pool)),
             learned: RefCell::default(),
             prefill: RefCell::default(),
         }
@@ -353,24 +358,30 @@ impl Router {
 
     /// Finds the key of `prompt`; `None` if it has none. Counts it in the pool's sketch: once for
     /// each request.
-    pub fn plan(&self, prompt: &Prompt, hosts: usize, store: &impl Store) -> Option<Plan> {
+    pub fn plan(
+        &self,
+        prompt: &Prompt,
+        hosts: usize,
+        now_ms: u64,
+        store: &impl Store,
+    ) -> Option<Plan> {
         let whole = prompt.checkpoints.last();
         let whole = whole.map(|end| (prompt.key(end), end.position));
-        let heat = match self.rules.rule {
-            Rule::Fixed => {
+        let popularity = match &self.popularity {
+            None => {
                 let fixed = prompt.fixed.map(|hash| (Key(mix(hash, prompt.seed)), 0));
                 return fixed
                     .or(whole)
                     .map(|(key, position)| self.bare(prompt, key, position));
             }
-            Rule::Adaptive { .. } if !prompt.affinity => {
+            Some(_) if !prompt.affinity => {
                 return whole.map(|(key, position)| self.bare(prompt, key, position));
             }
-            Rule::Adaptive { heat, .. } => heat,
+            Some(popularity) => popularity,
         };
         let rungs = popularity::rungs(prompt);
         let hosts = u32::try_from(hosts).unwrap_or(u32::MAX);
-        let found = popularity::visit(store, &self.sketch, &rungs, hosts, heat)?;
+        let found = popularity.visit(store, &rungs, hosts, now_ms)?;
         let key = match prompt.cache_key {
             Some(cache_key) if found.is_hot => Key(mix(found.key.0, cache_key)),
             _ => found.key,
@@ -440,10 +451,7 @@ impl Router {
             return self.place_fixed(plan, view, request, now_ms, store, ledger);
         };
         let hosts = view.candidates_at(now_ms, self.rules.slow_start_ms);
-        let page = (!plan.trail.is_empty()).then(|| Page::read(store, &self.index, plan.key));
-        let known = page
-            .as_ref()
-            .map_or(Vec::new(), |page| known(page, plan, &hosts));
+        let known = self.known(plan, &hosts, now_ms, store);
         let query = self.query(plan, &hosts, &known);
         self.end_overdue(now_ms, store, ledger);
         let (placement, choice) = request.place(store, ledger, !self.rules.observes, |loads| {
@@ -459,14 +467,11 @@ impl Router {
         let waiting = choice.as_ref().map_or(0, |(_, waiting)| *waiting);
         let expected = match (choice, placement.hosts.first()) {
             (Some((choice, _)), Some(host)) => {
-                if let Some(page) = page {
-                    let kept: Vec<Key> = plan
-                        .trail
-                        .iter()
-                        .filter(|step| step.kept)
-                        .map(|step| step.key)
-                        .collect();
-                    page.insert(store, &kept, host.known_as);
+                let kept = plan.trail.iter().filter(|step| step.kept);
+                let kept: Vec<Key> = kept.map(|step| step.key).collect();
+                if !kept.is_empty() {
+                    let index = &self.index;
+                    index.insert(store, plan.key, kept, host.known_as, now_ms);
                 }
                 plan.affinity.then(|| plan.expected(&choice, *host))
             }
@@ -551,6 +556,30 @@ impl Router {
         }
     }
 
+    /// For each host, the deepest token of the plan that the index says it was sent; 0 if none.
+    fn known(&self, plan: &Plan, hosts: &[Candidate], now_ms: u64, store: &impl Store) -> Vec<f64> {
+        if plan.trail.is_empty() {
+            return Vec::new();
+        }
+        let deepest = plan.trail.iter().rev();
+        let keys = deepest.clone().map(|step| step.key);
+        let sent = self.index.hosts(store, plan.key, keys, now_ms);
+        let known = |host: &Candidate| {
+            let mut steps = deepest.clone().zip(&sent);
+            let found = steps.find(|(_, sent)| sent.contains(&host.known_as));
+            found.map_or(0.0, |(step, _)| step.tokens)
+        };
+        hosts.iter().map(known).collect()
+    }
+
+    /// Tells the other workers what this one knows, where that is due: the tick.
+    pub fn exchange(&self, store: &impl Store, now_ms: u64) {
+        if let Some(popularity) = &self.popularity {
+            popularity.exchange(store, now_ms);
+        }
+        self.index.exchange(store, now_ms);
+    }
+
     fn query<'a>(&self, plan: &Plan, hosts: &'a [Candidate], known: &'a [f64]) -> Query<'a> {
         let one_gateway = matches!(
             self.rules.rule,
@@ -608,7 +637,13 @@ impl Router {
 
     /// Learns from the answer to a request that was placed here, and served by the host that was
     /// chosen; or by any other where decisions are only told: then it says nothing of our caches.
-    pub fn learn(&self, placed: &Placed, report: Report, store: &impl Store) {
+    pub fn learn(
+        &self,
+        placed: &Placed,
+        report: Report,
+        now_ms: impl FnOnce() -> u64,
+        store: &impl Store,
+    ) {
         let (Some(key), Some(expected)) = (placed.key, &placed.expected) else {
             return;
         };
@@ -629,7 +664,8 @@ impl Router {
             step.tokens > cached + MARGIN_TOKENS && step.tokens <= expected.figures.known
         });
         let wrong: Vec<Key> = wrong.map(|step| step.key).collect();
-        Page::read(store, &self.index, key).forget(store, &wrong, expected.host.known_as);
+        let host = expected.host.known_as;
+        self.index.forget(store, key, wrong, host, now_ms());
     }
 }
 
@@ -653,7 +689,8 @@ impl Router {
             return None;
         };
         let rungs = popularity::rungs(prompt);
-        let (counts, total) = popularity::counts(store, &self.sketch, &rungs);
+        let popularity = self.popularity.as_ref()?;
+        let (counts, total) = popularity.counts(store, &rungs);
         let hosts = u32::try_from(hosts).unwrap_or(u32::MAX);
         Some(Counted {
             rungs: rungs.into_iter().zip(counts).collect(),
@@ -677,10 +714,7 @@ impl Router {
             return Vec::new();
         };
         let hosts = view.candidates_at(now_ms, self.rules.slow_start_ms);
-        let page = (!plan.trail.is_empty()).then(|| Page::read(store, &self.index, plan.key));
-        let known = page
-            .as_ref()
-            .map_or(Vec::new(), |page| known(page, plan, &hosts));
+        let known = self.known(plan, &hosts, now_ms, store);
         cost::costs(&self.query(plan, &hosts, &known), loads, &constants)
     }
 }
@@ -732,25 +766,6 @@ fn check(loads: &Loads, view: &View) -> Result<(), Outdated> {
     } else {
         Err(Outdated)
     }
-}
-
-/// For each host, the deepest token of the plan that the page says it was sent; 0 if none.
-fn known(page: &Page, plan: &Plan, hosts: &[Candidate]) -> Vec<f64> {
-    let mut found: Vec<(HostRef, f64)> = Vec::new();
-    for step in plan.trail.iter().rev() {
-        for host in page.hosts(step.key) {
-            if !found.iter().any(|(other, _)| *other == host) {
-                found.push((host, step.tokens));
-            }
-        }
-    }
-    let known = |host: &Candidate| {
-        found
-            .iter()
-            .find(|(other, _)| *other == host.known_as)
-            .map_or(0.0, |(_, tokens)| *tokens)
-    };
-    hosts.iter().map(known).collect()
 }
 
 #[cfg(test)]

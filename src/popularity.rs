@@ -3,8 +3,14 @@
 //! Guarantee: the sketch has a fixed size, whatever passes through it; the adaptive key is the
 //! shallowest checkpoint that no host would be overrun by. Not here: hosts, placement, load.
 //!
+//! All workers count in one sketch. A worker that gets requests thick and fast counts in a copy of
+//! its own first and exchanges it now and then: 32 KiB to and from shared data for each request
+//! were an eighth of what the filter cost at 4 KB (`bench overhead`).
+//!
 //! Sketch: count-min, Cormode and Muthukrishnan, "An improved data stream summary", Journal of
 //! Algorithms 55(1), 2005. Key rule and constants: ROUTING.md 6a.
+
+use std::cell::RefCell;
 
 use crate::prefix::{Checkpoint, Key, Kinds, Prompt};
 use crate::store::{Store, StoreError};
@@ -21,6 +27,12 @@ const SKETCH_BYTES: usize = HEADER_BYTES + (ROWS * WIDTH * 2) as usize;
 const LAYOUT: u32 = 1;
 /// Attempts against other workers; a lost count changes no placement that matters.
 const ATTEMPTS_MAX: u32 = 4;
+/// Requests that a worker counts for itself before it tells the others. Of 2,000 that count until
+/// the next halving, 16 of each worker make no prefix hot or cold.
+const OWN_MAX: usize = 16;
+/// Time after which it tells them with its next request. So a worker with fewer than 50 requests a
+/// second counts each at once.
+const OWN_MS: u64 = 20;
 /// Rungs looked at: 8 + 31 ladder steps up to 8 MiB, two message ends, the prompt's end.
 pub const RUNGS_MAX: usize = 48;
 
@@ -103,29 +115,119 @@ fn rung_of(prompt: &Prompt, checkpoint: &Checkpoint) -> Rung {
     }
 }
 
-/// Counts a request's rungs in the pool's sketch and finds its key.
-///
-/// `None` if the prompt has no rung. When shared data cannot be reached, nothing counts as hot:
-/// the shallowest rung places the request.
-pub fn visit(
-    store: &impl Store,
-    name: &str,
-    rungs: &[Rung],
-    hosts: u32,
+/// A pool's sketch as one worker counts in it.
+#[derive(Clone, Debug)]
+pub struct Popularity {
+    /// The shared-data key.
+    name: String,
     heat: Heat,
-) -> Option<AdaptiveKey> {
-    let (counts, total) = count(store, name, rungs, heat).unwrap_or((Vec::new(), 0));
-    choose(rungs, &counts, heat.count_max(total, hosts))
+    copy: RefCell<Option<Copied>>,
 }
 
-/// How often each of these rungs was counted, and the requests of late, as the sketch has them now;
-/// nothing is counted.
-#[must_use]
-pub fn counts(store: &impl Store, name: &str, rungs: &[Rung]) -> (Vec<u32>, u32) {
-    let bytes = store.read(name).ok().and_then(|seen| seen.value);
-    let sketch = Sketch::from_bytes(bytes);
-    let counts = rungs.iter().map(|rung| sketch.count(rung.key)).collect();
-    (counts, sketch.total())
+/// The sketch as it was exchanged last, with what this worker has counted since.
+#[derive(Clone, Debug)]
+struct Copied {
+    sketch: Sketch,
+    /// The rungs of the requests that the others do not know of: at most [`OWN_MAX`].
+    own: Vec<Vec<Rung>>,
+    exchanged_ms: u64,
+}
+
+impl Popularity {
+    /// Counts in the sketch of this name.
+    #[must_use]
+    pub fn new(name: String, heat: Heat) -> Self {
+        Self {
+            name,
+            heat,
+            copy: RefCell::default(),
+        }
+    }
+
+    /// Counts a request's rungs and finds its key.
+    ///
+    /// `None` if the prompt has no rung. A worker that cannot reach shared data counts for itself.
+    pub fn visit(
+        &self,
+        store: &impl Store,
+        rungs: &[Rung],
+        hosts: u32,
+        now_ms: u64,
+    ) -> Option<AdaptiveKey> {
+        let (counts, total) = self.count(store, rungs, now_ms);
+        choose(rungs, &counts, self.heat.count_max(total, hosts))
+    }
+
+    /// How often each of these rungs was counted, and the requests of late, as far as this worker
+    /// knows; nothing is counted.
+    #[must_use]
+    pub fn counts(&self, store: &impl Store, rungs: &[Rung]) -> (Vec<u32>, u32) {
+        let copy = self.copy.borrow();
+        let read = || Sketch::from_bytes(store.read(&self.name).ok().and_then(|seen| seen.value));
+        let sketch = copy.as_ref().map_or_else(read, |copy| copy.sketch.clone());
+        let counts = rungs.iter().map(|rung| sketch.count(rung.key)).collect();
+        (counts, sketch.total())
+    }
+
+    /// Tells the other workers what this one has counted, if that is due or it has no more requests:
+    /// the tick. A copy that is not used takes no memory.
+    pub fn exchange(&self, store: &impl Store, now_ms: u64) {
+        let Some(copy) = self.copy.take() else {
+            return;
+        };
+        if !copy.is_due(now_ms) {
+            self.copy.replace(Some(copy));
+        } else if !copy.own.is_empty() {
+            self.add(store, &copy.own);
+        }
+    }
+
+    /// The counts of these rungs with this request, and the requests of late.
+    fn count(&self, store: &impl Store, rungs: &[Rung], now_ms: u64) -> (Vec<u32>, u32) {
+        let mut copy = self.copy.borrow_mut();
+        if let Some(copy) = copy.as_mut().filter(|copy| !copy.is_due(now_ms)) {
+            copy.own.push(rungs.to_vec());
+            let counts = copy.sketch.add(rungs, self.heat.halve_requests);
+            return (counts, copy.sketch.total());
+        }
+        let mut own = copy.take().map_or(Vec::new(), |copy| copy.own);
+        own.push(rungs.to_vec());
+        let (counts, sketch) = self.add(store, &own);
+        let total = sketch.total();
+        *copy = Some(Copied {
+            sketch,
+            own: Vec::new(),
+            exchanged_ms: now_ms,
+        });
+        (counts, total)
+    }
+
+    /// Adds requests to the sketch that all share; the counts of the last one's rungs, and the
+    /// sketch after it.
+    fn add(&self, store: &impl Store, requests: &[Vec<Rung>]) -> (Vec<u32>, Sketch) {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let seen = store.read(&self.name);
+            let cas = seen.as_ref().ok().map(|seen| seen.cas);
+            let mut sketch = Sketch::from_bytes(seen.ok().and_then(|seen| seen.value));
+            let mut counts = Vec::new();
+            for rungs in requests {
+                counts = sketch.add(rungs, self.heat.halve_requests);
+            }
+            let written = cas.map(|cas| store.write(&self.name, &sketch.bytes, Some(cas)));
+            // Also after lost races the counts are good: they lack a few requests of another worker.
+            if written != Some(Err(StoreError::Stale)) || attempts == ATTEMPTS_MAX {
+                return (counts, sketch);
+            }
+        }
+    }
+}
+
+impl Copied {
+    fn is_due(&self, now_ms: u64) -> bool {
+        self.own.len() >= OWN_MAX || now_ms.abs_diff(self.exchanged_ms) >= OWN_MS
+    }
 }
 
 /// The shallowest rung whose count is not above `count_max`; the last one if all are.
@@ -148,29 +250,8 @@ fn choose(rungs: &[Rung], counts: &[u32], count_max: u32) -> Option<AdaptiveKey>
     found
 }
 
-fn count(
-    store: &impl Store,
-    name: &str,
-    rungs: &[Rung],
-    heat: Heat,
-) -> Result<(Vec<u32>, u32), StoreError> {
-    let mut result = Err(StoreError::Stale);
-    for _ in 0..ATTEMPTS_MAX {
-        let seen = store.read(name)?;
-        let mut sketch = Sketch::from_bytes(seen.value);
-        let counts = sketch.add(rungs, heat.halve_requests);
-        let total = sketch.total();
-        let written = store.write(name, &sketch.bytes, Some(seen.cas));
-        // Also after a lost race the counts are good: they lack one request of another worker.
-        result = Ok((counts, total));
-        if written != Err(StoreError::Stale) {
-            break;
-        }
-    }
-    result
-}
-
 /// Counters of two bytes, in rows, behind a header; kept as the bytes that shared data holds.
+#[derive(Clone, Debug)]
 struct Sketch {
     bytes: Vec<u8>,
 }
@@ -268,7 +349,7 @@ fn cells(key: Key) -> [usize; ROWS as usize] {
 mod tests {
     use super::*;
     use crate::prefix::mix;
-    use crate::store::MemoryStore;
+    use crate::store::{Cas, MemoryStore, Versioned};
 
     fn ladder(ids: &[u64]) -> Vec<Rung> {
         let rung = |(n, &id): (usize, &u64)| Rung {
@@ -280,12 +361,79 @@ mod tests {
 
     fn visits(store: &MemoryStore, ids: &[u64], times: u32) -> AdaptiveKey {
         let rungs = ladder(ids);
-        let heat = Heat::default();
-        let visit_once = || visit(store, "sketch", &rungs, 7, heat).unwrap();
+        let visit_once = || worker().visit(store, &rungs, 7, 0).unwrap();
         for _ in 1..times {
             visit_once();
         }
         visit_once()
+    }
+
+    /// A worker that knows nothing yet.
+    fn worker() -> Popularity {
+        Popularity::new("sketch".to_owned(), Heat::default())
+    }
+
+    #[test]
+    fn a_worker_with_many_requests_knows_its_own_at_once_and_tells_the_others_soon() {
+        let (store, rungs) = (MemoryStore::new(), ladder(&[1, 2]));
+        let (busy, other) = (worker(), worker());
+        let known = |worker: &Popularity| worker.counts(&store, &rungs).0;
+        for seen in 1..=17 {
+            busy.visit(&store, &rungs, 7, 1000);
+            assert_eq!(known(&busy), [seen, seen]);
+            // The first request is told at once, the next 16 with the one that follows them.
+            assert_eq!(known(&other), [1, 1], "after {seen}");
+        }
+        busy.visit(&store, &rungs, 7, 1000);
+        assert_eq!(known(&other), [18, 18]);
+        busy.visit(&store, &rungs, 7, 1000);
+        // What another counts meanwhile is known with the next exchange.
+        other.visit(&store, &rungs, 7, 1000);
+        busy.visit(&store, &rungs, 7, 1020);
+        assert_eq!(known(&busy), [21, 21]);
+    }
+
+    #[test]
+    fn the_tick_tells_what_no_further_request_would() {
+        let (store, rungs) = (MemoryStore::new(), ladder(&[1]));
+        let busy = worker();
+        for _ in 0..3 {
+            busy.visit(&store, &rungs, 7, 1000);
+        }
+        busy.exchange(&store, 1019);
+        assert_eq!(worker().counts(&store, &rungs), (vec![1], 1), "too early");
+        for _ in 0..2 {
+            busy.exchange(&store, 1020);
+            assert_eq!(worker().counts(&store, &rungs), (vec![3], 3));
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_stops_no_exchange() {
+        let (store, rungs) = (MemoryStore::new(), ladder(&[1]));
+        let busy = worker();
+        busy.visit(&store, &rungs, 7, 900_000);
+        busy.visit(&store, &rungs, 7, 1000);
+        assert_eq!(worker().counts(&store, &rungs), (vec![2], 2));
+    }
+
+    #[test]
+    fn a_worker_without_shared_data_counts_for_itself() {
+        /// Refuses everything.
+        struct Gone;
+        impl Store for Gone {
+            fn read(&self, _key: &str) -> Result<Versioned, StoreError> {
+                Err(StoreError::Refused)
+            }
+            fn write(&self, _: &str, _: &[u8], _: Option<Cas>) -> Result<(), StoreError> {
+                Err(StoreError::Refused)
+            }
+        }
+        let (worker, rungs) = (worker(), ladder(&[1, 2]));
+        let key = worker.visit(&Gone, &rungs, 7, 1000).unwrap();
+        assert_eq!(key.position, 1024);
+        worker.visit(&Gone, &rungs, 7, 1001);
+        assert_eq!(worker.counts(&Gone, &rungs), (vec![2, 2], 2));
     }
 
     #[test]
@@ -342,7 +490,7 @@ mod tests {
         let store = MemoryStore::new();
         visits(&store, &[1, 2], 3);
         for _ in 0..2 {
-            let seen = counts(&store, "sketch", &ladder(&[1, 2, 3]));
+            let seen = worker().counts(&store, &ladder(&[1, 2, 3]));
             assert_eq!(seen, (vec![3, 3, 0], 3));
         }
     }

@@ -45,7 +45,7 @@ pub struct Due {
 }
 
 /// The pace of one pool's hosts, and what one worker has taken over.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Prefill {
     /// Decaying means: tokens that waited when a request was sent, and the time to its first byte.
     tokens: f64,

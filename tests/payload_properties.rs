@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use prefix_router::payload::{End, Head, Plan, ReadOptions, Reader};
 use prefix_router::placement::{HostId, order};
-use prefix_router::popularity::{Heat, rungs, visit};
+use prefix_router::popularity::{Heat, Popularity, rungs};
 use prefix_router::prefix::{Checkpoint, Key, Kinds, Prompt};
 use prefix_router::store::MemoryStore;
 use proptest::prelude::*;
@@ -344,7 +344,8 @@ fn a_chat_from_20_kb_to_2_mb_keeps_its_home_in_100_turns() {
             .collect();
         let store = MemoryStore::new();
         let home = |prompt: &Prompt| {
-            let key = visit(&store, "pool", &rungs(prompt), 7, Heat::default()).unwrap();
+            let worker = Popularity::new("pool".to_owned(), Heat::default());
+            let key = worker.visit(&store, &rungs(prompt), 7, 0).unwrap();
             order(key.key, &hosts, |host| (*host, 1))[0]
         };
         let mut chat = Chat::new(path);

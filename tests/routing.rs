@@ -14,6 +14,8 @@ use prefix_router::route::{Bounds, Decision};
 use prefix_router::store::{MemoryStore, Store as _};
 
 const POOL: &str = "llm";
+/// What time it is, all through a test.
+const NOW_MS: u64 = 2000;
 
 /// One gateway with one worker.
 struct Gateway {
@@ -64,7 +66,7 @@ impl Gateway {
         let mut request = Request::default();
         let plan = self
             .router
-            .plan(prompt, self.view.candidates().len(), &self.store)
+            .plan(prompt, self.view.candidates().len(), NOW_MS, &self.store)
             .unwrap();
         let placed = self
             .router
@@ -72,7 +74,7 @@ impl Gateway {
                 &plan,
                 &self.view,
                 &mut request,
-                2000,
+                NOW_MS,
                 &self.store,
                 &self.ledger,
             )
@@ -248,7 +250,9 @@ fn an_engine_that_lost_its_cache_is_no_longer_believed_to_hold_a_prompt() {
         prompt_tokens: Some(tokens),
         cached_tokens: Some(0),
     };
-    gateway.router.learn(&again, report, &gateway.store);
+    gateway
+        .router
+        .learn(&again, report, || NOW_MS, &gateway.store);
     let (_, after) = gateway.start(&prompt);
     assert_eq!(
         gateway.address(&after),

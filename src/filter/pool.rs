@@ -86,9 +86,11 @@ impl Pool {
         self.router.completed(placed, request, host::now_ms());
     }
 
-    /// Ends what is pending of requests whose prompts should have been computed by now.
-    pub fn end_overdue(&self, now_ms: u64, ledger: &Ledger) {
+    /// The tick: ends what is pending of requests whose prompts should have been computed by now,
+    /// and tells the other workers what this one knows.
+    pub fn keep(&self, now_ms: u64, ledger: &Ledger) {
         self.router.end_overdue(now_ms, &Shared, ledger);
+        self.router.exchange(&Shared, now_ms);
     }
 
     /// Whether decisions are only told, and the proxy's own choice serves.
@@ -116,11 +118,12 @@ impl Pool {
     ) -> Placed {
         let started_us = host::now_us();
         let hosts = self.view().candidates().len();
-        let placed = match self.router.plan(prompt, hosts, &Shared) {
+        let now_ms = started_us / 1000;
+        let placed = match self.router.plan(prompt, hosts, now_ms, &Shared) {
             None => Placed::abstain(Abstain::NoPrefix),
             Some(_) if self.explores(hosts) => Placed::abstain(Abstain::Exploring),
             Some(plan) if !self.router.routes(&plan) => Placed::abstain(Abstain::Share),
-            Some(plan) => self.place_by(&plan, request, ledger, refresh),
+            Some(plan) => self.place_by(&plan, request, now_ms, ledger, refresh),
         };
         let took_us = host::now_us().saturating_sub(started_us);
         self.metrics.decided(placed.placement.decision, took_us);
@@ -169,10 +172,10 @@ impl Pool {
         &self,
         plan: &Plan,
         request: &mut Request,
+        now_ms: u64,
         ledger: &Ledger,
         refresh: impl Fn(),
     ) -> Placed {
-        let now_ms = host::now_ms();
         for _ in 0..VIEWS_MAX {
             let view = self.view();
             match self
@@ -202,7 +205,7 @@ impl Pool {
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.cached_tokens,
         };
-        self.router.learn(placed, report, &Shared);
+        self.router.learn(placed, report, host::now_ms, &Shared);
     }
 
     /// The headers that name these hosts; none where decisions are only told.

@@ -360,14 +360,17 @@ fn native(args: &DecisionArgs, hosts: usize, bodies: &[Vec<u8>]) -> Result<Parts
     let mut running = Vec::new();
     let (mut decisions, mut own) = (0_u64, [0; 3]);
     for prompt in (0..args.rounds).flat_map(|_| &prompts) {
+        // A worker that decides once a second exchanges all it knows with each decision: the most
+        // that a choice costs.
+        let now_ms = 1000 * decisions;
         let started = Instant::now();
-        let plan = router.plan(prompt, hosts, &store);
+        let plan = router.plan(prompt, hosts, now_ms, &store);
         let planned = Instant::now();
         let Some(plan) = plan else {
             bail!("a prompt without a key");
         };
         let mut request = Request::default();
-        let placed = router.place(&plan, &view, &mut request, 0, &store, &ledger);
+        let placed = router.place(&plan, &view, &mut request, now_ms, &store, &ledger);
         placing += planned.elapsed();
         planning += planned - started;
         ensure!(
@@ -411,7 +414,10 @@ fn read(body: &[u8]) -> Prompt {
     };
     let mut reader = Reader::new(&head, &ReadOptions::default());
     reader.feed(body);
-    reader.finish(End::Whole)
+    let mut prompt = reader.finish(End::Whole);
+    // So that none of its load ends by time, which would count as the next one's.
+    prompt.stream = true;
+    prompt
 }
 
 /// A fleet of so many hosts, as the filter learns of it.

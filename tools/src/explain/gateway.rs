@@ -111,7 +111,7 @@ impl Gateway {
     /// Routes a request, and sees it end.
     pub(super) fn play(&self, prompt: &Prompt) {
         let hosts = self.view.candidates().len();
-        let Some(plan) = self.router.plan(prompt, hosts, &self.store) else {
+        let Some(plan) = self.router.plan(prompt, hosts, 0, &self.store) else {
             return;
         };
         let mut request = Request::default();
@@ -127,12 +127,13 @@ impl Gateway {
 
     /// Where a request would go now; `None` if there is nothing in it to go by.
     pub(super) fn look(&self, prompt: &Prompt) -> Option<Route> {
-        let store = self.store.clone();
+        // Of both, for the router counts in a copy of what is in the store.
+        let (store, router) = (self.store.clone(), self.router.clone());
         let count = self.view.candidates().len();
-        let plan = self.router.plan(prompt, count, &store)?;
-        let heat = self.router.heat(prompt, count, &store);
+        let plan = router.plan(prompt, count, 0, &store)?;
+        let heat = router.heat(prompt, count, &store);
         let loads = load::read(&store).ok()?;
-        let costs = self.router.costs(&plan, &self.view, 0, &store, &loads);
+        let costs = router.costs(&plan, &self.view, 0, &store, &loads);
         let costs: BTreeMap<u64, _> = costs
             .into_iter()
             .map(|offer| (offer.host.id.0, offer))

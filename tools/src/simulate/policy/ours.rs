@@ -152,9 +152,9 @@ impl Ours {
             prompt.to_mut().stream = false;
         }
         let store = self.seen(worker);
-        let plan = worker.router.plan(&prompt, hosts, &store)?;
-        let (view, ledger) = (&self.view, &self.ledger);
         let now_ms = ask.now_ns / NS_PER_MS;
+        let plan = worker.router.plan(&prompt, hosts, now_ms, &store)?;
+        let (view, ledger) = (&self.view, &self.ledger);
         let placed = worker
             .router
             .place(&plan, view, request, now_ms, &store, ledger);
@@ -221,7 +221,7 @@ impl Policy for Ours {
         self.apply(changes);
     }
 
-    fn ended(&mut self, id: u64, usage: Option<Usage>, _now_ns: u64) {
+    fn ended(&mut self, id: u64, usage: Option<Usage>, now_ns: u64) {
         let Some(mut sent) = self.requests.remove(&id) else {
             return;
         };
@@ -237,7 +237,10 @@ impl Policy for Ours {
                 prompt_tokens: Some(u64::from(usage.prompt_tokens)),
                 cached_tokens: Some(u64::from(usage.cached_tokens)),
             };
-            worker.router.learn(&placed, report, &self.seen(worker));
+            let now_ms = || now_ns / NS_PER_MS;
+            worker
+                .router
+                .learn(&placed, report, now_ms, &self.seen(worker));
         }
     }
 
