@@ -305,6 +305,42 @@ async fn a_burst_that_waits_for_connections_stays_counted_however_often_envoy_is
 }
 
 #[tokio::test]
+async fn the_first_byte_of_a_stream_ends_what_is_pending_and_its_end_the_rest() {
+    let (engines, gateway, _) = bed(3).await;
+    let body = String::from_utf8(chat(&words(1, 8000), "hello")).unwrap();
+    let streamed = body.replacen('{', r#"{"stream": true, "#, 1);
+    let request = |behaviour| Request::chat(streamed.clone()).script(behaviour);
+    let sum = async |name| gateway.metric(name, &[]).await.unwrap();
+    let mut silent = Connection::open(gateway.address(), Protocol::Http1)
+        .await
+        .unwrap();
+    let waits = async || {
+        let waits = eventually(SOON, async || sum(PENDING_TOKENS).await > 100.0);
+        assert_soon(waits.await, "tokens are pending");
+    };
+    tokio::select! {
+        _ = silent.start(request(Behaviour::Hold)) => panic!("it was not held"),
+        () = waits() => {}
+    }
+    drop(silent);
+    gateway.quiet().await.unwrap();
+
+    let mut connection = Connection::open(gateway.address(), Protocol::Http1)
+        .await
+        .unwrap();
+    let held = request(Behaviour::HoldStream { events: 1 });
+    let mut running = connection.start(held).await.unwrap();
+    assert!(running.next().await.unwrap().is_some());
+    let settled = eventually(SOON, async || {
+        (sum(PENDING_TOKENS).await, sum(IN_FLIGHT).await) == (0.0, 1.0)
+    });
+    assert_soon(settled.await, "nothing is pending, one is in flight");
+    engines.iter().for_each(MockEngine::release);
+    running.finish().await.unwrap();
+    gateway.quiet().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_whole_answer_that_its_client_does_not_read_waits_for_no_prompt() {
     let (engines, gateway, _) = bed(3).await;
     // Of 2,000 tokens, and an answer of more than the client takes unread.

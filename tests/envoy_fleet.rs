@@ -202,6 +202,33 @@ async fn ipv6_hosts_and_several_ports_of_one_address_are_hosts_like_others() {
 }
 
 #[tokio::test]
+async fn hosts_that_dns_names_are_hosts_like_others() {
+    let engines = MockEngine::start_many(3).await.unwrap();
+    let gateway = Gateway::of(&engines).edit(|plan| {
+        plan.edit_cluster("engines", |cluster| {
+            cluster["type"] = json!("STRICT_DNS");
+            cluster["dns_lookup_family"] = json!("V4_ONLY");
+            let endpoints = cluster.pointer_mut("/load_assignment/endpoints/0/lb_endpoints");
+            for endpoint in endpoints.unwrap().as_array_mut().unwrap() {
+                endpoint["endpoint"]["address"]["socket_address"]["address"] = json!("localhost");
+            }
+            Ok(())
+        })
+    });
+    let gateway = gateway.start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let mut used = BTreeSet::new();
+    for prefix in 0..40 {
+        let host = client.host(prompt_of(prefix)).await.unwrap();
+        assert_eq!(client.host(prompt_of(prefix)).await.unwrap(), host);
+        used.insert(host);
+    }
+    assert_eq!(used.len(), 3, "{used:?}");
+    assert_eq!(gateway.routed().await.unwrap(), 80.0);
+    gateway.quiet().await.unwrap();
+}
+
+#[tokio::test]
 async fn five_hundred_hosts_are_all_used_and_each_prefix_keeps_its_own() {
     const HOSTS: u16 = 500;
     // One engine that listens on every address of the loopback network.

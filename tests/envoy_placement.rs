@@ -175,8 +175,9 @@ async fn the_simulator_foresees_hits_and_times_of_a_real_envoy() {
     assert!(real > 0.8 * simulated && real < simulated + 1.0, "{row:?}");
 }
 
-/// The engines in the rendezvous order of a body's `fixed` key.
-fn fixed_order<'a>(body: &[u8], engines: &'a [MockEngine]) -> Vec<&'a str> {
+/// The engines in the rendezvous order of a body's `fixed` key, which is worked out here and not in
+/// Envoy. Each has its weight.
+fn fixed_order<'a>(body: &[u8], engines: &'a [MockEngine], weights: &[u32]) -> Vec<&'a str> {
     let options = ReadOptions {
         prefix_length: Some(1024),
         ..ReadOptions::default()
@@ -193,8 +194,43 @@ fn fixed_order<'a>(body: &[u8], engines: &'a [MockEngine]) -> Vec<&'a str> {
         .fixed
         .map(|hash| prefix_router::prefix::mix(hash, prompt.seed))
         .unwrap();
-    let names: Vec<&str> = engines.iter().map(MockEngine::name).collect();
-    placement::order(Key(key), &names, |name| (HostId::of(name), 1))
+    let names = engines.iter().map(MockEngine::name);
+    let hosts: Vec<(&str, u32)> = names.zip(weights.iter().copied()).collect();
+    let order = placement::order(Key(key), &hosts, |(name, weight)| {
+        (HostId::of(name), *weight)
+    });
+    order.into_iter().map(|(name, _)| name).collect()
+}
+
+#[tokio::test]
+async fn weights_place_prompts_in_envoy_as_they_do_outside_of_it() {
+    const WEIGHTS: [u32; 5] = [1, 3, 2, 7, 1];
+    let engines = MockEngine::start_many(5).await.unwrap();
+    let pool = json!({
+        "routing": "fixed", "prefix_length": 1024, "limit": 1000, "slow_start_ms": 0
+    });
+    let gateway = Gateway::of(&engines)
+        .pool(pool)
+        .edit(|plan| {
+            plan.edit_cluster("engines", |cluster| {
+                let endpoints = cluster.pointer_mut("/load_assignment/endpoints/0/lb_endpoints");
+                let endpoints = endpoints.unwrap().as_array_mut().unwrap();
+                for (endpoint, weight) in endpoints.iter_mut().zip(WEIGHTS) {
+                    endpoint["load_balancing_weight"] = json!(weight);
+                }
+                Ok(())
+            })
+        })
+        .start()
+        .await
+        .unwrap();
+    let client = gateway.client(Protocol::Http1);
+    for n in 0..500 {
+        let body = chat(&words(n, SYSTEM_BYTES), "hello");
+        let expected = fixed_order(&body, &engines, &WEIGHTS)[0].to_owned();
+        let host = client.host(Request::chat(body)).await.unwrap();
+        assert_eq!(host, expected, "prompt {n}");
+    }
 }
 
 #[tokio::test]
@@ -207,7 +243,7 @@ async fn a_limit_fills_hosts_in_rendezvous_order_and_not_beyond() {
     let gateway = Gateway::of(&engines).pool(pool).start().await.unwrap();
     let client = gateway.client(Protocol::Http1);
     let body = chat(&words(1, SYSTEM_BYTES), "hello");
-    let order = fixed_order(&body, &engines);
+    let order = fixed_order(&body, &engines, &[1; 5]);
     engines
         .iter()
         .for_each(|engine| engine.set(Behaviour::Hold));
