@@ -115,17 +115,7 @@ impl Engines {
         workload: Box<dyn Workload>,
         until: Until,
     ) -> Result<Vec<Record>> {
-        let phase = Phase {
-            speed: self.speed,
-            output_tokens: None,
-            until,
-            drain: DRAIN,
-        };
-        let mut seen = Seen::default();
-        Driver::new(Client::new(target)?, workload)
-            .play(phase, &mut seen)
-            .await;
-        Ok(seen.records)
+        play(target, workload, self.speed, until).await
     }
 
     /// The part of the engines' time, in `elapsed` of real time, that they let go because the
@@ -166,6 +156,26 @@ pub(super) fn target(gateway: &Gateway) -> Result<Target> {
         timeout: TIMEOUT,
         prefix_header: None,
     })
+}
+
+/// Plays a workload at a URL, in the time of engines of this speed.
+pub(super) async fn play(
+    target: Target,
+    workload: Box<dyn Workload>,
+    speed: f64,
+    until: Until,
+) -> Result<Vec<Record>> {
+    let phase = Phase {
+        speed,
+        output_tokens: None,
+        until,
+        drain: DRAIN,
+    };
+    let mut seen = Seen::default();
+    Driver::new(Client::new(target)?, workload)
+        .play(phase, &mut seen)
+        .await;
+    Ok(seen.records)
 }
 
 #[derive(Default)]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use super::plays::{Part, column, plotted};
-use super::router::{Contestant, Router, Told};
+use super::router::{Contestant, Engines, Router, Told};
 use super::{Bench, Outcome};
 use crate::bench::http::{Load, Upstream, request_with, saturate};
 use crate::bench::overhead::{bodies, group};
@@ -68,7 +68,8 @@ pub(super) async fn run(bench: &mut Bench) -> Result<()> {
         let mut routers = Vec::new();
         for (contestant, workers, name) in left {
             let count = workers.unwrap_or(bench.workers);
-            match bench.open_with(contestant, &hosts, count).await {
+            let engines = Engines::plain(&hosts);
+            match bench.open_with(contestant, engines, count).await {
                 Ok(router) => routers.push((router, name)),
                 Err(error) => {
                     let slot = bench.slot(&PART, &cell, &name, 1);

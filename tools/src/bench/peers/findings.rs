@@ -3,9 +3,9 @@
 //! Guarantee: each sentence says how ours compares with the best of the others, whichever is ahead.
 //! Not here: the figures.
 
-use super::Results;
 use super::plays::Row;
 use super::router::{Contestant, Told};
+use super::{Results, fleet};
 
 /// Of 200 later turns so many should stay on their host.
 const KEPT_MIN: f64 = 196.0;
@@ -23,6 +23,7 @@ pub(super) fn of(results: &Results) -> Vec<String> {
     found.extend(both(results, &rows));
     found.extend(scaling(&rows));
     found.extend(processor(results, &rows));
+    found.extend(engines(results, &rows));
     found
 }
 
@@ -109,6 +110,32 @@ fn processor(results: &Results, rows: &[Row]) -> Vec<String> {
         ))
     };
     cells(rows, part).iter().filter_map(sentence).collect()
+}
+
+/// Ours on real engines, against the best of the others that need no header, and with one.
+fn engines(results: &Results, rows: &[Row]) -> Option<String> {
+    let of = |name: &str, figure: &str| median(row(rows, "fleet", fleet::LOAD, name)?, figure);
+    let (hits, ttft) = (of("prefix_router", "hits")?, of("prefix_router", "p50")?);
+    let best = |told: bool| {
+        let others = results.contestants.iter().filter(|one| !one.is_ours());
+        let others = others.filter(|one| (one.told != Told::Nothing) == told);
+        let times = others.filter_map(|one| Some((one.name, of(one.name, "p50")?)));
+        let (name, ttft) = times.min_by(|a, b| a.1.total_cmp(&b.1))?;
+        Some(format!(
+            "{name} {:.1} % and {ttft:.0} ms",
+            of(name, "hits")?
+        ))
+    };
+    let others = [("without a header", best(false)), ("with one", best(true))];
+    let others = others
+        .into_iter()
+        .filter_map(|(how, best)| Some(format!("the fastest other {how}: {}", best?)));
+    let others: Vec<String> = others.collect();
+    Some(format!(
+        "Real engines: prefix_router {hits:.1} % hits and {ttft:.0} ms to the first token in the \
+         median; {}.",
+        others.join("; ")
+    ))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 mod conversations;
 mod cpu;
 mod findings;
+mod fleet;
 mod install;
 mod page;
 mod plays;
@@ -30,7 +31,7 @@ use crate::round::interrupted;
 use crate::setup;
 use install::{Installed, Package};
 use plays::{Part, Play, Row};
-use router::{Contestant, MODEL, Router};
+use router::{Contestant, Engines, MODEL, Router};
 
 /// What can be measured.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,10 @@ enum What {
     Scaling,
     /// Processor time of the gateway for each request at saturation, and memory.
     Cpu,
+    /// Real llama.cpp engines under tenants' conversations: hits, times, requests a second.
+    Fleet,
+    /// The same engines where there is little to gain: small caches, unique prompts, short ones.
+    Bad,
 }
 
 impl What {
@@ -49,6 +54,8 @@ impl What {
             Self::Conversations => &conversations::PART,
             Self::Scaling => &scaling::PART,
             Self::Cpu => &cpu::PART,
+            Self::Fleet => &fleet::PART,
+            Self::Bad => &fleet::BAD,
         }
     }
 }
@@ -121,6 +128,8 @@ async fn all(parts: &[What], bench: &mut Bench) -> Result<()> {
             What::Conversations => conversations::run(bench).await,
             What::Scaling => scaling::run(bench).await,
             What::Cpu => cpu::run(bench).await,
+            What::Fleet => fleet::run(bench, &fleet::PART, &fleet::LOADS).await,
+            What::Bad => fleet::run(bench, &fleet::BAD, &fleet::BAD_LOADS).await,
         }
         .with_context(|| part.name.to_owned())?;
         let minutes = began.elapsed().as_secs_f64() / 60.0;
@@ -299,18 +308,19 @@ impl Bench {
 
     /// Starts a router.
     async fn open(&self, contestant: Contestant, hosts: &[SocketAddr]) -> Result<Router> {
-        self.open_with(contestant, hosts, self.workers).await
+        self.open_with(contestant, Engines::plain(hosts), self.workers)
+            .await
     }
 
-    /// The same with so many workers, if it is an Envoy.
+    /// The same before any engines, and with so many workers if it is an Envoy.
     async fn open_with(
         &self,
         contestant: Contestant,
-        hosts: &[SocketAddr],
+        engines: Engines<'_>,
         workers: u32,
     ) -> Result<Router> {
         let folder = self.store.folder();
-        Router::open(contestant, hosts, workers, &self.installed, &folder).await
+        Router::open(contestant, engines, workers, &self.installed, &folder).await
     }
 
     fn slot(&self, part: &Part, cell: &str, router: &str, repeat: u32) -> Slot {

@@ -22,7 +22,7 @@ use crate::round;
 use crate::testkit::{Answer, Client, Protocol, Request};
 use crate::workload::Form;
 
-/// The model that engines serve and clients ask for.
+/// The model that simulated engines serve.
 pub(super) const MODEL: &str = "sim";
 
 /// Hosts come from a file that can be replaced, in every Envoy: scaling needs it.
@@ -214,11 +214,34 @@ impl Contestant {
     }
 }
 
+/// What stands behind a router.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Engines<'a> {
+    /// Where they listen.
+    pub hosts: &'a [SocketAddr],
+    /// The model that they serve.
+    pub model: &'static str,
+    /// What Envoy's file needs for them.
+    pub plan: fn(Plan) -> Plan,
+}
+
+impl<'a> Engines<'a> {
+    /// Engines that need nothing special.
+    pub(super) fn plain(hosts: &'a [SocketAddr]) -> Self {
+        Self {
+            hosts,
+            model: MODEL,
+            plan: |plan| plan,
+        }
+    }
+}
+
 /// A running router.
 pub(super) struct Router {
     pub(super) contestant: Contestant,
     running: Running,
     hosts: Vec<SocketAddr>,
+    model: &'static str,
 }
 
 enum Running {
@@ -231,18 +254,20 @@ enum Running {
 }
 
 impl Router {
-    /// Starts it in front of these hosts and waits until it knows all of them. `workers` are Envoy's
-    /// threads; others take as many as there are processors. Logs go to `folder`.
+    /// Starts it in front of these engines and waits until it knows all of them. `workers` are
+    /// Envoy's threads; others take as many as there are processors. Logs go to `folder`.
     pub(super) async fn open(
         contestant: Contestant,
-        hosts: &[SocketAddr],
+        engines: Engines<'_>,
         workers: u32,
         installed: &Installed,
         folder: &Path,
     ) -> Result<Self> {
+        let hosts = engines.hosts;
         let running = match contestant.kind {
             Kind::Envoy(policy) => {
                 let plan = Plan::load(ENVOY_FILE)?.without_filter(policy);
+                let plan = (engines.plan)(plan);
                 Running::Envoy(
                     plan_of(plan, contestant.told, hosts, workers)
                         .start()
@@ -251,6 +276,7 @@ impl Router {
             }
             Kind::Ours { one_gateway } => {
                 let plan = Plan::load(ENVOY_FILE)?.filter_config(&filter_config(one_gateway));
+                let plan = (engines.plan)(plan);
                 Running::Envoy(
                     plan_of(plan, contestant.told, hosts, workers)
                         .start()
@@ -267,6 +293,7 @@ impl Router {
             contestant,
             running,
             hosts: hosts.to_vec(),
+            model: engines.model,
         };
         router
             .ready()
@@ -304,7 +331,7 @@ impl Router {
         Ok(Target {
             base: format!("http://{}", self.address()).parse()?,
             form: Form::Chat,
-            model: MODEL.into(),
+            model: self.model.into(),
             stream: true,
             headers: HeaderMap::new(),
             prefix_header: self.contestant.told.header(),

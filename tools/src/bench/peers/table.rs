@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use super::Results;
 use super::plays::{Column, Part, Row, Spread};
-use super::published;
 use super::router::{self, Contestant, Told};
+use super::{fleet, published};
 use crate::report::table::wrap;
 
 /// Columns of the narrowest terminal that is served.
@@ -182,7 +182,7 @@ fn texts(part: &Part, rows: &[Row]) -> (Vec<String>, Vec<Vec<String>>) {
     (heads, lines)
 }
 
-/// A table for a terminal; what does not fit its width at the right is left out.
+/// A table for a terminal; what does not fit its width follows below, the routers named again.
 fn lines(part: &Part, rows: &[Row]) -> Vec<String> {
     let (heads, rows) = texts(part, rows);
     let all: Vec<&Vec<String>> = std::iter::once(&heads).chain(&rows).collect();
@@ -190,28 +190,37 @@ fn lines(part: &Part, rows: &[Row]) -> Vec<String> {
         let texts = all.iter().filter_map(|line| line.get(at));
         texts.map(|text| text.chars().count()).max().unwrap_or(0)
     };
-    let mut widths: Vec<usize> = Vec::new();
-    for at in 0..heads.len() {
-        let gap = if at == 0 { 0 } else { 2 };
-        if widths.iter().sum::<usize>() + width(at) + gap > WIDTH {
-            break;
+    let mut out = Vec::new();
+    let mut next = 1;
+    while next < heads.len() {
+        let mut columns = vec![(0, width(0))];
+        let mut filled = width(0);
+        while next < heads.len() {
+            filled += width(next) + 2;
+            if filled > WIDTH && columns.len() > 1 {
+                break;
+            }
+            columns.push((next, width(next) + 2));
+            next += 1;
         }
-        widths.push(width(at) + gap);
+        out.extend(all.iter().map(|line| aligned(line, &columns)));
     }
-    let line = |texts: &&Vec<String>| {
-        let mut out = String::new();
-        for (at, (text, width)) in texts.iter().zip(&widths).enumerate() {
-            let gap = width.saturating_sub(text.chars().count());
-            let space = " ".repeat(gap);
-            out += &if at == 0 {
-                format!("{text}{space}")
-            } else {
-                format!("{space}{text}")
-            };
-        }
-        out.trim_end().to_owned()
-    };
-    all.iter().map(line).collect()
+    out
+}
+
+/// Some columns of a line, the first one at the left, the others at the right of their width.
+fn aligned(line: &[String], columns: &[(usize, usize)]) -> String {
+    let mut out = String::new();
+    for &(at, width) in columns {
+        let text = line.get(at).map_or("", String::as_str);
+        let space = " ".repeat(width.saturating_sub(text.chars().count()));
+        out += &if at == 0 {
+            format!("{text}{space}")
+        } else {
+            format!("{space}{text}")
+        };
+    }
+    out.trim_end().to_owned()
 }
 
 fn markdown_table(part: &Part, rows: &[Row]) -> String {
@@ -256,7 +265,9 @@ const fn headline(
 }
 
 /// What the README shows: one line a router, medians.
-const HEADLINES: [Headline; 10] = [
+const HEADLINES: [Headline; 12] = [
+    headline("hits %", "fleet", fleet::LOAD, "hits", 1),
+    headline("TTFT P50 ms", "fleet", fleet::LOAD, "p50", 0),
     headline(
         "kept of 200, 1 prompt",
         "conversations",
@@ -342,6 +353,7 @@ pub(super) mod tests {
     use clap::ValueEnum as _;
 
     use super::super::What;
+    use super::super::plays::{self, column};
     use super::*;
 
     pub(in super::super) fn results() -> Results {
@@ -394,6 +406,32 @@ pub(super) mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_table_that_is_too_wide_goes_on_below() {
+        let columns = const {
+            &[
+                column("kept", "a heading that takes up half of the width", 0),
+                column("share", "another one that takes up half of it too", 2),
+            ]
+        };
+        let part = Part {
+            columns,
+            hosts: false,
+            ..*What::Conversations.part()
+        };
+        let rows = plays::rows(&part, &[play("one", "smg-cache_aware", 1, 7.0)]);
+        let lines = lines(&part, &rows);
+        assert_eq!(
+            lines,
+            [
+                "router           a heading that takes up half of the width",
+                "smg-cache_aware                                          7",
+                "router           another one that takes up half of it too",
+                "smg-cache_aware                                      1.25",
+            ]
+        );
     }
 
     #[test]
