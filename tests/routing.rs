@@ -21,6 +21,7 @@ const NOW_MS: u64 = 2000;
 struct Gateway {
     store: MemoryStore,
     ledger: Ledger,
+    rules: Rules,
     router: Router,
     view: View,
 }
@@ -56,6 +57,7 @@ impl Gateway {
         Self {
             store,
             ledger,
+            rules,
             router: Router::new(POOL, rules),
             view,
         }
@@ -373,14 +375,14 @@ fn a_host_that_fails_at_once_does_not_look_idle() {
 
 #[test]
 fn what_is_kept_of_a_pool_that_is_gone_is_emptied_and_it_may_come_back() {
-    let gateway = Gateway::new(4, false);
+    let mut gateway = Gateway::new(4, false);
     let keys = |pool: &str| {
         let pages = (0..32).map(|page| format!("prefix_router.1.index.{pool}.{page}"));
         let mut keys: Vec<String> = pages.collect();
         keys.push(format!("prefix_router.1.sketch.{pool}"));
         keys
     };
-    let bytes = |pool: &str| -> usize {
+    let bytes = |gateway: &Gateway, pool: &str| -> usize {
         let values = keys(pool)
             .into_iter()
             .filter_map(|key| gateway.store.read(&key).ok());
@@ -393,15 +395,19 @@ fn what_is_kept_of_a_pool_that_is_gone_is_emptied_and_it_may_come_back() {
     for key in keys("other") {
         gateway.store.write(&key, b"kept", None).unwrap();
     }
-    let routed = || -> Vec<String> {
+    let routed = |gateway: &Gateway| -> Vec<String> {
         let turns = (0..8).map(|n| gateway.host(&turn("system", &format!("chat {n}"), 2)));
         turns.collect()
     };
-    let first = routed();
-    assert!(bytes(POOL) > 16_396, "{} bytes", bytes(POOL));
+    let first = routed(&gateway);
+    let kept = bytes(&gateway, POOL);
+    assert!(kept > 16_396, "{kept} bytes");
     pool::forget(&gateway.store, POOL);
-    assert_eq!((bytes(POOL), bytes("other")), (0, 33 * 4));
-    assert_eq!(routed(), first, "it is as new");
+    let left = (bytes(&gateway, POOL), bytes(&gateway, "other"));
+    assert_eq!(left, (0, 33 * 4));
+    // The configuration that brings it back has routers of its own.
+    gateway.router = Router::new(POOL, gateway.rules);
+    assert_eq!(routed(&gateway), first, "it is as new");
     // Nothing is made for a pool that had nothing.
     pool::forget(&gateway.store, "unknown");
     let never = keys("unknown").into_iter();
