@@ -122,14 +122,13 @@ fn worker(list: &Value, url: &str) -> Option<String> {
 #[derive(Debug, Default)]
 pub(super) struct Installed {
     environments: Vec<(Package, Environment)>,
-    /// What could not, in sentences.
-    pub(super) missing: Vec<String>,
 }
 
 impl Installed {
-    /// Installs what these need, each in an environment of its own: their packages disagree.
-    pub(super) fn new(contestants: &[Contestant]) -> Self {
-        let mut installed = Self::default();
+    /// Installs what these need, each in an environment of its own: their packages disagree. Also
+    /// what could not be installed, in sentences.
+    pub(super) fn new(contestants: &[Contestant]) -> (Self, Vec<String>) {
+        let (mut installed, mut missing) = (Self::default(), Vec::new());
         for package in Package::ALL {
             let needed = |one: &Contestant| one.package() == Some(package);
             if !contestants.iter().any(needed) {
@@ -137,14 +136,14 @@ impl Installed {
             }
             match install(package) {
                 Ok(environment) => installed.environments.push((package, environment)),
-                Err(error) => installed.missing.push(format!(
+                Err(error) => missing.push(format!(
                     "{} {} cannot be installed and is left out: {error:#}",
                     package.name(),
                     package.version()
                 )),
             }
         }
-        installed
+        (installed, missing)
     }
 
     /// Whether a router can be started.

@@ -102,40 +102,43 @@ pub(super) fn run(args: &PeersArgs) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         tokio::select! {
-            done = all(parts, &mut bench) => done,
+            () = all(parts, &mut bench) => Ok(()),
             name = interrupted() => {
                 eprintln!();
-                anyhow::bail!("stopped by {name}; finished plays are kept, --resume goes on")
+                bail!("stopped by {name}; finished plays are kept, --resume goes on")
             }
         }
     })?;
     let folder = bench.store.folder();
     let results = bench.results(parts);
     publish(&results, &folder, args.json)?;
-    let failed = results.plays.iter().filter(|play| !play.faults.is_empty());
-    match failed.count() {
+    match results.faults().len() {
         0 => Ok(()),
-        count => bail!("{count} plays failed"),
+        count => bail!("{count} things could not be measured; they are named above"),
     }
 }
 
-async fn all(parts: &[What], bench: &mut Bench) -> Result<()> {
+async fn all(parts: &[What], bench: &mut Bench) {
     for what in parts {
         let began = Instant::now();
         let part = what.part();
         eprintln!("bench: {}", part.title);
-        match what {
+        let done = match what {
             What::Conversations => conversations::run(bench).await,
             What::Scaling => scaling::run(bench).await,
             What::Cpu => cpu::run(bench).await,
             What::Fleet => fleet::run(bench, &fleet::PART, &fleet::LOADS).await,
             What::Bad => fleet::run(bench, &fleet::BAD, &fleet::BAD_LOADS).await,
+        };
+        if let Err(error) = done {
+            // What the other parts measure is worth having.
+            let missing = format!("{} could not be measured: {error:#}", part.name);
+            eprintln!("bench: {missing}");
+            bench.missing.push(missing);
         }
-        .with_context(|| part.name.to_owned())?;
         let minutes = began.elapsed().as_secs_f64() / 60.0;
         eprintln!("bench: {} took {minutes:.1} min", part.name);
     }
-    Ok(())
 }
 
 /// What was measured, and what it holds for.
@@ -144,7 +147,7 @@ struct Results {
     contestants: Vec<Contestant>,
     plays: Vec<Play>,
     conditions: Vec<String>,
-    /// What could not be installed, in sentences.
+    /// What could not be installed or run, in sentences.
     missing: Vec<String>,
     envoy_version: String,
     key: Key,
@@ -246,6 +249,8 @@ struct Slot {
 struct Bench {
     contestants: Vec<Contestant>,
     installed: Installed,
+    /// What could not be installed or run, in sentences.
+    missing: Vec<String>,
     store: Store<Play>,
     plays: Vec<Play>,
     key: Key,
@@ -261,8 +266,8 @@ impl Bench {
     fn new(args: &PeersArgs) -> Result<Self> {
         let mut contestants = Contestant::named(&args.routers)?;
         let ready = setup::ready()?;
-        let installed = Installed::new(&contestants);
-        for line in &installed.missing {
+        let (installed, missing) = Installed::new(&contestants);
+        for line in &missing {
             eprintln!("bench: {line}");
         }
         contestants.retain(|one| installed.has(one));
@@ -282,6 +287,7 @@ impl Bench {
         Ok(Self {
             contestants,
             installed,
+            missing,
             store: Store::open(folder.join("peers.jsonl"), args.resume)?,
             plays: Vec::new(),
             key,
@@ -415,7 +421,7 @@ impl Bench {
             contestants: self.contestants,
             plays: self.plays,
             conditions,
-            missing: self.installed.missing,
+            missing: self.missing,
             envoy_version: self.envoy_version,
             key: self.key,
         }
