@@ -8,6 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::{BufferType, MapType, MetricType};
 
+use super::hooks::count;
 use crate::store::{CREATE, Cas, Store, StoreError, Versioned};
 
 /// The proxy did not do what it was asked for.
@@ -24,6 +25,7 @@ pub struct Shared;
 
 impl Store for Shared {
     fn read(&self, key: &str) -> Result<Versioned, StoreError> {
+        count("shared data read");
         match hostcalls::get_shared_data(key) {
             Ok((None, None)) => Ok(Versioned {
                 value: None,
@@ -39,6 +41,7 @@ impl Store for Shared {
 
     fn write(&self, key: &str, value: &[u8], cas: Option<Cas>) -> Result<(), StoreError> {
         use proxy_wasm::types::Status;
+        count("shared data written");
         match hostcalls::set_shared_data(key, Some(value), cas) {
             Ok(()) => Ok(()),
             Err(Status::CasMismatch) => Err(StoreError::Stale),
@@ -49,6 +52,7 @@ impl Store for Shared {
 
 /// Microseconds since 1970: any phase.
 pub fn now_us() -> u64 {
+    count("clock");
     let since = hostcalls::get_current_time()
         .ok()
         .and_then(|now| now.duration_since(UNIX_EPOCH).ok());
@@ -70,11 +74,13 @@ impl Headers {
     /// The request's headers: its header callback. The SDK takes names for UTF-8, which Envoy's
     /// parsers have made sure of; values may be any bytes.
     pub fn of_request() -> Self {
+        count("request headers");
         Self(hostcalls::get_map_bytes(MapType::HttpRequestHeaders).unwrap_or_default())
     }
 
     /// The answer's headers: its header callback.
     pub fn of_response() -> Self {
+        count("response headers");
         Self(hostcalls::get_map_bytes(MapType::HttpResponseHeaders).unwrap_or_default())
     }
 
@@ -106,22 +112,26 @@ impl Headers {
 
 /// Sets a request header, whatever there was of it: callbacks of the request.
 pub fn set_request_header(name: &str, value: &str) {
+    count("header changed");
     // The only failure is a missing map, and the request's own callbacks have one.
     let _ = hostcalls::set_map_value(MapType::HttpRequestHeaders, name, Some(value));
 }
 
 /// Removes a request header: callbacks of the request.
 pub fn remove_request_header(name: &str) {
+    count("header changed");
     let _ = hostcalls::remove_map_value(MapType::HttpRequestHeaders, name);
 }
 
 /// Sets a response header: the response's header callback.
 pub fn set_response_header(name: &str, value: &str) {
+    count("header changed");
     let _ = hostcalls::set_map_value(MapType::HttpResponseHeaders, name, Some(value));
 }
 
 /// Removes a response header: the response's header callback.
 pub fn remove_response_header(name: &str) {
+    count("header changed");
     let _ = hostcalls::remove_map_value(MapType::HttpResponseHeaders, name);
 }
 
@@ -139,6 +149,7 @@ fn buffer(kind: BufferType, start: u64, len: u64) -> Vec<u8> {
     let (Ok(start), Ok(len)) = (usize::try_from(start), usize::try_from(len)) else {
         return Vec::new();
     };
+    count("buffer read");
     hostcalls::get_buffer(kind, start, len)
         .ok()
         .flatten()
@@ -152,11 +163,13 @@ pub fn configuration(size: usize) -> Vec<u8> {
 
 /// Answers the request: callbacks of the request, once; the callback then pauses.
 pub fn reply(status: u32, headers: &[(&str, &str)], body: &str) {
+    count("answer");
     let _ = hostcalls::send_http_response(status, headers.to_vec(), Some(body.as_bytes()));
 }
 
 /// A property of the stream: any phase of it.
 pub fn property(path: &[&str]) -> Option<Vec<u8>> {
+    count("property read");
     hostcalls::get_property(path.to_vec()).ok().flatten()
 }
 
@@ -201,6 +214,7 @@ pub fn call_body(size: usize) -> Vec<u8> {
 
 /// Defines a counter, or finds it: any phase; costs 1.4 µs.
 pub fn counter(name: &str) -> Option<Metric> {
+    count("metric defined");
     hostcalls::define_metric(MetricType::Counter, name)
         .ok()
         .map(Metric)
@@ -208,6 +222,7 @@ pub fn counter(name: &str) -> Option<Metric> {
 
 /// Defines a gauge, or finds it.
 pub fn gauge(name: &str) -> Option<Metric> {
+    count("metric defined");
     hostcalls::define_metric(MetricType::Gauge, name)
         .ok()
         .map(Metric)
@@ -215,6 +230,7 @@ pub fn gauge(name: &str) -> Option<Metric> {
 
 /// Defines a histogram, or finds it.
 pub fn histogram(name: &str) -> Option<Metric> {
+    count("metric defined");
     hostcalls::define_metric(MetricType::Histogram, name)
         .ok()
         .map(Metric)
@@ -223,6 +239,7 @@ pub fn histogram(name: &str) -> Option<Metric> {
 /// Adds to a counter: any phase.
 pub fn increment(metric: Option<Metric>, by: u32) {
     if let Some(Metric(id)) = metric {
+        count("metric changed");
         let _ = hostcalls::increment_metric(id, i64::from(by));
     }
 }
@@ -230,6 +247,7 @@ pub fn increment(metric: Option<Metric>, by: u32) {
 /// Sets a gauge, or adds a value to a histogram: any phase.
 pub fn record(metric: Option<Metric>, value: u64) {
     if let Some(Metric(id)) = metric {
+        count("metric changed");
         let _ = hostcalls::record_metric(id, value);
     }
 }

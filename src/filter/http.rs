@@ -425,6 +425,7 @@ impl HttpContext for Http {
             self.worker.body_refused(self.pool, self.buffered);
         }
         self.finish();
+        self.hooks.ended();
     }
 }
 
