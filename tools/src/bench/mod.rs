@@ -13,6 +13,7 @@ mod overhead;
 mod peers;
 mod sixteen;
 mod store;
+mod vllm;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -40,6 +41,8 @@ enum What {
     Peers(Box<peers::PeersArgs>),
     /// The sixteen setups of AWS's announcement, each with random routing and with the filter
     Sixteen(Box<sixteen::SixteenArgs>),
+    /// The same routers over three real vLLM replicas, which it fetches (3 GB)
+    Vllm(Box<vllm::VllmArgs>),
 }
 
 /// Runs `prefix-router bench`.
@@ -52,5 +55,6 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         What::Observe(args) => observe::run(args),
         What::Peers(args) => peers::run(args),
         What::Sixteen(args) => sixteen::run(args),
+        What::Vllm(args) => vllm::run(args),
     }
 }

@@ -5,6 +5,7 @@
 //! what they are asked (workload/).
 
 pub(crate) mod llama;
+pub(crate) mod vllm;
 
 use std::fs;
 use std::hash::Hasher as _;

@@ -26,7 +26,7 @@ const POLL: Duration = Duration::from_millis(50);
 const TAIL_LINES: usize = 20;
 
 /// How an engine listens on a port.
-type Start = Box<dyn Fn(u16) -> Command>;
+type Start = Box<dyn Fn(u16) -> Command + Send + Sync>;
 
 /// How engines are run.
 pub(crate) struct Kind {
@@ -47,6 +47,8 @@ pub(crate) enum Cooling {
     Simulated,
     /// The process is started anew.
     Restart,
+    /// A POST to this path.
+    Post(&'static str),
 }
 
 impl Kind {
@@ -163,6 +165,7 @@ impl Fleet {
                 self.down().await?;
                 self.up().await
             }
+            Cooling::Post(path) => self.engines.post(path, "").await,
         }
     }
 

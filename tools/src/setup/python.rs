@@ -88,19 +88,45 @@ pub fn environment(wanted: &Wanted<'_>) -> Result<Environment> {
         .with_context(|| format!("cannot make a Python environment with {}", wanted.what))
 }
 
+/// Whether the environment is there, so that nothing has to be fetched.
+///
+/// # Errors
+/// If there is no folder for it.
+pub fn exists(wanted: &Wanted<'_>) -> Result<bool> {
+    let place = Place::of_this_checkout()?;
+    Ok(Environment::of(&place, wanted).holds(&wanted.mark()))
+}
+
+impl Wanted<'_> {
+    /// What an environment says that holds this.
+    fn mark(&self) -> String {
+        let lines = self.installs.iter();
+        lines.map(|packages| packages.join(" ") + "\n").collect()
+    }
+}
+
+impl Environment {
+    fn of(place: &Place, wanted: &Wanted<'_>) -> Self {
+        Self {
+            dir: place.path(&format!("python-{}", wanted.name)),
+        }
+    }
+
+    fn mark(&self) -> PathBuf {
+        self.dir.join("installed")
+    }
+
+    /// Whether it was made to its end, and runs: the Python it was made from may have gone since.
+    fn holds(&self, mark: &str) -> bool {
+        let whole = fs::read_to_string(self.mark()).is_ok_and(|found| found == mark);
+        whole && answer(Command::new(self.python()).arg("--version")).is_some()
+    }
+}
+
 fn make(place: &Place, steps: &Steps, wanted: &Wanted<'_>) -> Result<Environment> {
-    let environment = Environment {
-        dir: place.path(&format!("python-{}", wanted.name)),
-    };
-    let mark = environment.dir.join("installed");
-    let expected = wanted
-        .installs
-        .iter()
-        .map(|packages| packages.join(" ") + "\n")
-        .collect::<String>();
-    // The Python it was made from may have gone since.
-    let whole = fs::read_to_string(&mark).is_ok_and(|found| found == expected);
-    if whole && answer(Command::new(environment.python()).arg("--version")).is_some() {
+    let environment = Environment::of(place, wanted);
+    let mark = wanted.mark();
+    if environment.holds(&mark) {
         return Ok(environment);
     }
     steps.work(&format!("fetching {}", wanted.what), || {
@@ -110,7 +136,7 @@ fn make(place: &Place, steps: &Steps, wanted: &Wanted<'_>) -> Result<Environment
             install(place, steps, &pip, packages, wanted)?;
         }
         // Written last, so that an environment is either whole or made again.
-        Ok::<_, anyhow::Error>(fs::write(&mark, &expected)?)
+        Ok::<_, anyhow::Error>(fs::write(environment.mark(), &mark)?)
     })?;
     Ok(environment)
 }

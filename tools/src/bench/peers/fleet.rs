@@ -1,10 +1,10 @@
-//! Real llama.cpp engines behind every router: hits, times to the first token, requests a second.
+//! Real engines behind every router, llama.cpp and vLLM: hits, times to the first token, requests a
+//! second.
 //!
-//! Guarantee: engines are started anew for every play; hits are what their answers say, tokens of a
-//! host what its own metrics say, times the client's. Not here: the engines (real/), simulated ones
-//! (demo, bench sixteen).
+//! Guarantee: engines have nothing cached when a play begins; hits are what their answers say,
+//! tokens of a host what its own metrics say, times the client's. Not here: the engines (real/),
+//! simulated ones (demo, bench sixteen).
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -13,14 +13,14 @@ use super::plays::{Part, column, plotted, quiet};
 use super::router::{Engines, Router, Told};
 use super::{Bench, Outcome};
 use crate::bench::live;
-use crate::harness::parse_prometheus;
+use crate::harness::Plan;
 use crate::load::client::{Outcome as Answered, Target};
 use crate::load::driver::{Record, Until};
 use crate::load::stats::Tally;
 use crate::real;
 use crate::real::llama::{self, Llama, Sizes};
-use crate::round::fleet::Fleet;
-use crate::testkit::{Client, Protocol, Request};
+use crate::real::vllm::Vllm;
+use crate::round::fleet::{Fleet, Kind};
 use crate::workload::conversations::{Conversations, Rounds};
 use crate::workload::sessions::Sessions;
 use crate::workload::{Form, Workload};
@@ -42,14 +42,47 @@ pub(super) const LOAD: &str = "12 tenants x 2 conversations x 8 turns";
 /// What is asked, and of which engines.
 pub(super) struct Load {
     cell: &'static str,
-    sizes: Sizes,
+    engine: Engine,
     plan: fn(u64) -> Conversations,
+}
+
+/// Which engines, and how much they can keep.
+#[derive(Clone, Copy, Debug)]
+enum Engine {
+    Llama(Sizes),
+    Vllm { kv_tokens: u64 },
+}
+
+impl Engine {
+    /// How they are run; fetches and makes what is missing, for minutes.
+    fn kind(self) -> Result<Kind> {
+        Ok(match self {
+            Self::Llama(sizes) => Llama::ready()?.kind(sizes),
+            Self::Vllm { kv_tokens } => Vllm::ready()?.kind(kv_tokens),
+        })
+    }
+
+    /// What Envoy's file needs for them.
+    fn plan(self) -> fn(Plan) -> Plan {
+        match self {
+            Self::Llama(_) => llama::one_request_a_connection,
+            Self::Vllm { .. } => |plan| plan,
+        }
+    }
+
+    /// Their counter of answered tokens.
+    fn answered(self) -> &'static str {
+        match self {
+            Self::Llama(_) => "llamacpp:tokens_predicted_total",
+            Self::Vllm { .. } => "vllm:generation_tokens_total",
+        }
+    }
 }
 
 /// The load on which routers should differ.
 pub(super) const LOADS: [Load; 1] = [Load {
     cell: LOAD,
-    sizes: Sizes::DEMO,
+    engine: Engine::Llama(Sizes::DEMO),
     plan: |seed| Conversations::of_tenants(12, 2, 8, seed),
 }];
 
@@ -57,20 +90,20 @@ pub(super) const LOADS: [Load; 1] = [Load {
 pub(super) const BAD_LOADS: [Load; 3] = [
     Load {
         cell: "caches too small: 12 slots for 24 conversations of 4 turns",
-        sizes: Sizes {
+        engine: Engine::Llama(Sizes {
             slots: 4,
             context: 16_384,
-        },
+        }),
         plan: |seed| Conversations::of_tenants(12, 2, 4, seed),
     },
     Load {
         cell: "96 unique prompts",
-        sizes: Sizes::DEMO,
+        engine: Engine::Llama(Sizes::DEMO),
         plan: |seed| Conversations::of_tenants(96, 1, 1, seed),
     },
     Load {
         cell: "480 short prompts, nothing shared",
-        sizes: Sizes::DEMO,
+        engine: Engine::Llama(Sizes::DEMO),
         plan: |seed| Conversations {
             system_tokens: 8,
             ..Conversations::of_tenants(480, 1, 1, seed)
@@ -78,7 +111,21 @@ pub(super) const BAD_LOADS: [Load; 3] = [
     },
 ];
 
-/// The figures of both parts.
+/// What vLLM replicas are asked: the first load's prompts are twice what one replica's cache holds.
+pub(super) const VLLM_LOADS: [Load; 2] = [
+    Load {
+        cell: "12 tenants x 2 conversations x 8 turns, KV 16,384 tokens",
+        engine: Engine::Vllm { kv_tokens: 16_384 },
+        plan: |seed| Conversations::of_tenants(12, 2, 8, seed),
+    },
+    Load {
+        cell: "24 tenants x 2 conversations x 5 turns, KV 32,768 tokens",
+        engine: Engine::Vllm { kv_tokens: 32_768 },
+        plan: |seed| Conversations::of_tenants(24, 2, 5, seed),
+    },
+];
+
+/// The figures of all parts.
 const COLUMNS: &[super::plays::Column] = &[
     plotted("hits", "hits %", 1),
     plotted("p50", "TTFT P50", 0),
@@ -111,15 +158,28 @@ pub(super) const BAD: Part = Part {
     hosts: true,
 };
 
+pub(super) const VLLM: Part = Part {
+    name: "vllm",
+    title: "Three real vLLM replicas",
+    about: "Tenants with a system prompt of 1,600 tokens each and two conversations, 6 requests at \
+        once, over 3 replicas of vLLM 0.32.0 on processor cores (one thread and blocks of 32 tokens \
+        each) with a tiny model of random weights; prefix caches empty before each play. Hits are \
+        the replicas' own cached_tokens. Good: the first token within 4 times, each further one \
+        within 3.5 times what one cold request alone takes. Hosts: answered tokens of each.",
+    columns: COLUMNS,
+    hosts: true,
+};
+
 /// Measures a part.
 pub(super) async fn run(bench: &mut Bench, part: &'static Part, loads: &[Load]) -> Result<()> {
     let last = bench.engine_port.checked_add(HOSTS - 1);
     let last = last.context("--engine-port: expected three ports from it on")?;
     let ports: Vec<u16> = (bench.engine_port..=last).collect();
     for load in loads {
-        // Fetches and makes what is missing, for minutes: not on a thread that serves.
-        let llama = tokio::task::spawn_blocking(Llama::ready).await??;
-        let kind = llama.kind(load.sizes);
+        // Not on a thread that serves.
+        let engine = load.engine;
+        let kind = tokio::task::spawn_blocking(move || engine.kind()).await??;
+        eprintln!("bench: starting {HOSTS} engines for {} …", load.cell);
         let fleet = Fleet::start(&ports, kind, &bench.store.folder()).await?;
         for repeat in 1..=bench.repeats {
             for contestant in bench.turn(repeat) {
@@ -135,10 +195,10 @@ pub(super) async fn run(bench: &mut Bench, part: &'static Part, loads: &[Load]) 
                     let engines = Engines {
                         hosts: &fleet.addresses,
                         model: real::MODEL,
-                        plan: llama::one_request_a_connection,
+                        plan: engine.plan(),
                     };
                     let router = bench.open_with(contestant, engines, bench.workers).await?;
-                    play(&router, &fleet, (load.plan)(seed), &alone).await
+                    play(&router, &fleet, load, seed, &alone).await
                 };
                 let played = played.await;
                 bench.keep(slot, played)?;
@@ -196,21 +256,30 @@ fn times(outcome: &Answered) -> Option<(f64, f64)> {
 async fn play(
     router: &Router,
     fleet: &Fleet,
-    plan: Conversations,
+    load: &Load,
+    seed: u64,
     alone: &Alone,
 ) -> Result<Outcome> {
-    let rounds: Box<dyn Workload> = Box::new(Rounds::new(plan, AT_ONCE));
+    let rounds: Box<dyn Workload> = Box::new(Rounds::new((load.plan)(seed), AT_ONCE));
     let workload = match router.contestant.told {
         Told::Session => Box::new(Sessions(rounds)),
         Told::Nothing | Told::Tenant => rounds,
     };
+    let answered = load.engine.answered();
+    let before = fleet.engines.values(answered).await?;
     let began = Instant::now();
     let records = live::play(router.target()?, workload, 1.0, Until::End).await?;
     let took = began.elapsed().as_secs_f64();
     let mut outcome = figures(&records, alone, took)?;
-    for address in &fleet.addresses {
-        outcome.hosts.push(answered(*address).await?);
-    }
+    let after = fleet.engines.values(answered).await?;
+    ensure!(
+        after.iter().sum::<f64>() > 0.0,
+        "the engines do not count answered tokens as {answered}"
+    );
+    let since = after.iter().zip(&before);
+    outcome.hosts = since
+        .map(|(after, before)| (after - before) as u64)
+        .collect();
     Ok(outcome)
 }
 
@@ -239,20 +308,6 @@ fn figures(records: &[Record], alone: &Alone, took: f64) -> Result<Outcome> {
     outcome.figure("good", good.count() as f64 * 100.0 / records.len() as f64);
     outcome.figure("failed", tally.failed() as f64);
     Ok(outcome)
-}
-
-/// Tokens that an engine has answered since it was started.
-async fn answered(address: SocketAddr) -> Result<u64> {
-    const NAME: &str = "llamacpp:tokens_predicted_total";
-    let client = Client::new(
-        (Ipv4Addr::LOCALHOST, address.port()).into(),
-        Protocol::Http1,
-    );
-    let page = client.ok(Request::get("/metrics")).await?;
-    let samples = parse_prometheus(&String::from_utf8_lossy(&page.body));
-    let found = samples.iter().find(|sample| sample.is(NAME, &[]));
-    let found = found.with_context(|| format!("{address} has no {NAME}"))?;
-    Ok(found.value as u64)
 }
 
 #[cfg(test)]

@@ -46,6 +46,9 @@ enum What {
     Fleet,
     /// The same engines where there is little to gain: small caches, unique prompts, short ones.
     Bad,
+    /// Real vLLM replicas: `bench vllm`, since they are fetched in gigabytes.
+    #[value(skip)]
+    Vllm,
 }
 
 impl What {
@@ -56,6 +59,7 @@ impl What {
             Self::Cpu => &cpu::PART,
             Self::Fleet => &fleet::PART,
             Self::Bad => &fleet::BAD,
+            Self::Vllm => &fleet::VLLM,
         }
     }
 }
@@ -66,6 +70,13 @@ pub(super) struct PeersArgs {
     /// Only these parts, with commas
     #[arg(long, value_enum, value_name = "PART", value_delimiter = ',')]
     only: Vec<What>,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// How routers are compared
+#[derive(Args, Clone, Debug)]
+pub(super) struct RunArgs {
     /// Only these routers, with commas; a wrong name lists all
     #[arg(long, value_name = "ROUTER", value_delimiter = ',')]
     routers: Vec<String>,
@@ -94,11 +105,39 @@ pub(super) struct PeersArgs {
 
 /// Runs it, and prints and keeps the result.
 pub(super) fn run(args: &PeersArgs) -> Result<()> {
-    let mut bench = Bench::new(args)?;
     let parts = match args.only.as_slice() {
         [] => What::value_variants(),
         only => only,
     };
+    measure(&args.run, parts, &PEERS)
+}
+
+/// The same over real vLLM replicas, with files of its own.
+pub(super) fn run_vllm(args: &RunArgs) -> Result<()> {
+    measure(args, &[What::Vllm], &VLLM)
+}
+
+/// The files in which a result is kept.
+struct Files {
+    plays: &'static str,
+    markdown: &'static str,
+    page: &'static str,
+}
+
+const PEERS: Files = Files {
+    plays: "peers.jsonl",
+    markdown: "peers.md",
+    page: "report.html",
+};
+
+const VLLM: Files = Files {
+    plays: "vllm.jsonl",
+    markdown: "vllm.md",
+    page: "vllm.html",
+};
+
+fn measure(args: &RunArgs, parts: &[What], files: &Files) -> Result<()> {
+    let mut bench = Bench::new(args, files)?;
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         tokio::select! {
@@ -111,7 +150,7 @@ pub(super) fn run(args: &PeersArgs) -> Result<()> {
     })?;
     let folder = bench.store.folder();
     let results = bench.results(parts);
-    publish(&results, &folder, args.json)?;
+    publish(&results, &folder, files, args.json)?;
     match results.faults().len() {
         0 => Ok(()),
         count => bail!("{count} things could not be measured; they are named above"),
@@ -129,6 +168,7 @@ async fn all(parts: &[What], bench: &mut Bench) {
             What::Cpu => cpu::run(bench).await,
             What::Fleet => fleet::run(bench, &fleet::PART, &fleet::LOADS).await,
             What::Bad => fleet::run(bench, &fleet::BAD, &fleet::BAD_LOADS).await,
+            What::Vllm => fleet::run(bench, &fleet::VLLM, &fleet::VLLM_LOADS).await,
         };
         if let Err(error) = done {
             // What the other parts measure is worth having.
@@ -185,8 +225,8 @@ impl Results {
     }
 }
 
-fn publish(results: &Results, folder: &Path, json: bool) -> Result<()> {
-    let (markdown, html) = (folder.join("peers.md"), folder.join("report.html"));
+fn publish(results: &Results, folder: &Path, files: &Files, json: bool) -> Result<()> {
+    let (markdown, html) = (folder.join(files.markdown), folder.join(files.page));
     for (path, text) in [
         (&markdown, table::markdown(results)),
         (&html, page::render(results)?),
@@ -263,7 +303,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(args: &PeersArgs) -> Result<Self> {
+    fn new(args: &RunArgs, files: &Files) -> Result<Self> {
         let mut contestants = Contestant::named(&args.routers)?;
         let ready = setup::ready()?;
         let (installed, missing) = Installed::new(&contestants);
@@ -288,7 +328,7 @@ impl Bench {
             contestants,
             installed,
             missing,
-            store: Store::open(folder.join("peers.jsonl"), args.resume)?,
+            store: Store::open(folder.join(files.plays), args.resume)?,
             plays: Vec::new(),
             key,
             seed: args.seed,
