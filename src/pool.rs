@@ -217,6 +217,8 @@ struct Step {
     tokens: f64,
     /// Whether it is kept; the others are only looked up.
     kept: bool,
+    /// Whether a message ends there.
+    message_end: bool,
 }
 
 /// Where a request was placed and by what.
@@ -265,6 +267,8 @@ impl Placed {
 pub struct Expected {
     /// The figures.
     pub figures: Expectation,
+    /// Tokens in its cache, the answer that it wrote itself included.
+    cached: f64,
     host: Candidate,
     trail: Vec<Step>,
 }
@@ -273,7 +277,7 @@ impl Expected {
     /// Prompt tokens that should be in the host's cache.
     #[must_use]
     pub fn cached_tokens(&self) -> f64 {
-        self.figures.known.min(self.figures.tokens)
+        self.cached.min(self.figures.tokens)
     }
 
     /// The share of the prompt that should be in the host's cache, in 0..=1: unlike the tokens, it
@@ -422,6 +426,7 @@ impl Router {
                 key: prompt.key(at),
                 tokens: self.tokens(at.position),
                 kept: at.kinds.has(Kinds::INDEX),
+                message_end: at.kinds.has(Kinds::MESSAGE_END),
             })
             .collect()
     }
@@ -738,6 +743,7 @@ impl Plan {
             .iter()
             .filter(|step| step.kept && step.tokens > choice.known);
         let next = kept.map(|step| step.tokens).next().unwrap_or(self.tokens);
+        let cached = self.with_answer(choice.known);
         let figures = Expectation {
             tokens: self.tokens,
             known: choice.known,
@@ -747,8 +753,21 @@ impl Plan {
         };
         Expected {
             figures,
+            cached,
             host,
             trail: self.trail.clone(),
+        }
+    }
+
+    /// Tokens in the cache of a host that was sent this prompt up to `known`. If that is the end of
+    /// the turn before, the host wrote the answer that follows it, and holds that too: an engine
+    /// keeps what it generates.
+    fn with_answer(&self, known: f64) -> f64 {
+        let mut ends = self.trail.iter().rev().filter(|step| step.message_end);
+        let (_asked, answer, before) = (ends.next(), ends.next(), ends.next());
+        match (before, answer) {
+            (Some(before), Some(answer)) if before.tokens == known => answer.tokens,
+            _ => known,
         }
     }
 }

@@ -265,6 +265,24 @@ fn an_engine_that_lost_its_cache_is_no_longer_believed_to_hold_a_prompt() {
 }
 
 #[test]
+fn the_next_turn_is_expected_to_find_the_answer_too_and_another_chat_the_system_prompt_only() {
+    let gateway = Gateway::new(4, false);
+    let cached_bytes = |prompt: &Prompt| {
+        let (mut request, placed) = gateway.start(prompt);
+        gateway.end(&mut request);
+        // Before anything was learned, a token is four bytes.
+        placed.expected.unwrap().cached_tokens() * 4.0
+    };
+    // The system prompt has 12,000 bytes, a question 500, an answer 1,000.
+    assert_eq!(cached_bytes(&turn("app", "x", 0)), 0.0);
+    assert_eq!(cached_bytes(&turn("app", "x", 1)), 13_500.0);
+    assert_eq!(cached_bytes(&turn("app", "x", 2)), 15_000.0);
+    assert_eq!(cached_bytes(&turn("app", "y", 0)), 12_000.0);
+    // The same turn once more has nothing new: all of it but its last token may be found.
+    assert!(cached_bytes(&turn("app", "x", 2)) > 15_000.0);
+}
+
+#[test]
 fn with_reject_exactly_the_excess_is_refused() {
     let bounds = Bounds {
         limit: Some(10),

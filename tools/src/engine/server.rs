@@ -61,7 +61,7 @@ pub struct ServerConfig {
     /// Speed of the engine's clock: 2 = twice as fast as the machine's
     #[arg(long, default_value_t = 1.0)]
     pub speed: f64,
-    /// Tokens in one event of a stream (vLLM: 1)
+    /// Tokens in one event of a stream but the first, which has one (vLLM: 1)
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub tokens_per_event: u32,
     /// Tokens answered to a request that does not say
@@ -743,12 +743,22 @@ struct Stream {
 }
 
 impl Stream {
+    /// The first token comes alone: its time is what clients measure.
+    fn next_event_end(&self) -> u32 {
+        let tokens = if self.sent == 0 {
+            1
+        } else {
+            self.tokens_per_event
+        };
+        (self.sent + tokens).min(self.place.output_tokens)
+    }
+
     fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let all = self.place.output_tokens;
         if self.sent == all {
             return Poll::Ready(None);
         }
-        let due = (self.sent + self.tokens_per_event).min(all);
+        let due = self.next_event_end();
         let produced = match self.place.poll_produced(due - 1, context) {
             Poll::Ready(produced) => produced,
             Poll::Pending => return Poll::Pending,
@@ -758,7 +768,7 @@ impl Stream {
             self.writer.first(&mut bytes);
         }
         while self.sent < all && bytes.len() < FRAME_BYTES_MAX {
-            let end = (self.sent + self.tokens_per_event).min(all);
+            let end = self.next_event_end();
             if end > produced {
                 break;
             }

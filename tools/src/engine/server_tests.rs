@@ -105,6 +105,24 @@ async fn a_stream_has_one_event_per_token_then_usage_then_done() {
 }
 
 #[tokio::test]
+async fn of_events_with_several_tokens_the_first_has_one_so_that_its_time_is_the_first_token_s() {
+    let config = ServerConfig {
+        tokens_per_event: 4,
+        ..fast()
+    };
+    let (_handle, http, url) = start(config).await;
+    let path = "/v1/chat/completions";
+    let (_, stream) = post(&http, &url, path, chat("hello", 10, true)).await;
+    let tokens: Vec<usize> = events(&stream)
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["content"].as_str())
+        .map(|text| text.len() / 4)
+        .filter(|tokens| *tokens > 0)
+        .collect();
+    assert_eq!(tokens, [1, 4, 4, 1]);
+}
+
+#[tokio::test]
 async fn the_same_answer_whole_or_streamed_and_the_prompt_is_cached() {
     let (handle, http, url) = start(fast()).await;
     let path = "/v1/chat/completions";
