@@ -94,6 +94,7 @@ impl Llama {
                 command.args(numbers.map(|number| number.to_string()));
                 command
             }),
+            family: false,
             start_limit: START_LIMIT,
             stop_limit: STOP_LIMIT,
             cooling: Cooling::Restart,

@@ -81,6 +81,8 @@ impl Vllm {
                 command.envs(ENVIRONMENT);
                 command
             }),
+            // Its core and its worker, which outlive it if it is killed.
+            family: true,
             start_limit: START_LIMIT,
             stop_limit: STOP_LIMIT,
             cooling: Cooling::Post("/reset_prefix_cache"),

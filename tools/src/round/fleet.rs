@@ -32,6 +32,8 @@ type Start = Box<dyn Fn(u16) -> Command + Send + Sync>;
 pub(crate) struct Kind {
     /// What listens on a port.
     pub start: Start,
+    /// Whether it starts processes itself.
+    pub family: bool,
     /// It is up within this.
     pub start_limit: Duration,
     /// Asked to end, it has ended within this.
@@ -65,6 +67,7 @@ impl Kind {
                 command.args(["--kv-tokens", &kv_tokens.to_string()]);
                 command
             }),
+            family: false,
             start_limit: START_LIMIT,
             // Nothing is lost with them: they may be killed at once.
             stop_limit: Duration::ZERO,
@@ -112,7 +115,12 @@ impl Fleet {
         for address in &self.addresses {
             let port = address.port();
             let log = self.folder.join(format!("engine-{port}.log"));
-            processes.push(Process::start(&mut (self.kind.start)(port), &log)?);
+            let mut command = (self.kind.start)(port);
+            processes.push(if self.kind.family {
+                Process::start_family(&mut command, &log)?
+            } else {
+                Process::start(&mut command, &log)?
+            });
         }
         let began = Instant::now();
         while !self.engines.healthy().await {
