@@ -20,6 +20,9 @@ pub fn key(pool: &str) -> String {
 /// A refused body may have grown past the limit by one read of the socket, which is at most the
 /// limit and 16 KiB: with limits from 8 KiB on, a quarter of it is below the limit.
 const SAFE_PART: u64 = 4;
+/// Envoy's limits are larger than this, so a body that is declared no longer is hardly ever refused:
+/// for such it is enough to know what was learned up to the last tick.
+pub const SMALL_BYTES: u64 = 8 * 1024;
 /// Let go with whatever comes first.
 const AT_ONCE: u64 = 1;
 /// Attempts against other workers that learn the same.

@@ -104,19 +104,28 @@ impl Index {
         }
     }
 
-    /// The hosts that were sent these checkpoints of a key, checkpoint by checkpoint, the latest
-    /// first; none if shared data cannot be read.
+    /// The hosts that were sent these checkpoints of a key, each host once, with what is said of the
+    /// first of its checkpoints; none if shared data cannot be read. Those of one checkpoint come the
+    /// latest first.
     #[must_use]
-    pub fn hosts(
+    pub fn hosts<T: Copy>(
         &self,
         store: &impl Store,
         key: Key,
-        checkpoints: impl Iterator<Item = Key>,
+        checkpoints: impl Iterator<Item = (Key, T)>,
         now_ms: u64,
-    ) -> Vec<Vec<HostRef>> {
+    ) -> Vec<(HostRef, T)> {
         let mut pages = self.pages.borrow_mut();
         let page = self.page(store, &mut pages, key, now_ms);
-        checkpoints.map(|at| page.hosts(at).collect()).collect()
+        let mut found: Vec<(HostRef, T)> = Vec::new();
+        for (checkpoint, said) in checkpoints {
+            for host in page.hosts(checkpoint) {
+                if !found.iter().any(|(other, _)| *other == host) {
+                    found.push((host, said));
+                }
+            }
+        }
+        found
     }
 
     /// Notes that `host` was sent these checkpoints of a key.
@@ -410,8 +419,9 @@ mod tests {
 
     /// The hosts of a checkpoint, as this worker knows them.
     fn slots(worker: &Index, store: &MemoryStore, n: u64, now_ms: u64) -> Vec<u16> {
-        let found = worker.hosts(store, KEY, keys(&[n]).into_iter(), now_ms);
-        found.concat().iter().map(|host| host.slot().0).collect()
+        let checkpoints = [(checkpoint(n), ())].into_iter();
+        let found = worker.hosts(store, KEY, checkpoints, now_ms);
+        found.iter().map(|(host, ())| host.slot().0).collect()
     }
 
     #[track_caller]

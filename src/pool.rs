@@ -566,13 +566,11 @@ impl Router {
         if plan.trail.is_empty() {
             return Vec::new();
         }
-        let deepest = plan.trail.iter().rev();
-        let keys = deepest.clone().map(|step| step.key);
-        let sent = self.index.hosts(store, plan.key, keys, now_ms);
+        let deepest = plan.trail.iter().rev().map(|step| (step.key, step.tokens));
+        let sent = self.index.hosts(store, plan.key, deepest, now_ms);
         let known = |host: &Candidate| {
-            let mut steps = deepest.clone().zip(&sent);
-            let found = steps.find(|(_, sent)| sent.contains(&host.known_as));
-            found.map_or(0.0, |(step, _)| step.tokens)
+            let found = sent.iter().find(|(sent, _)| *sent == host.known_as);
+            found.map_or(0.0, |(_, tokens)| *tokens)
         };
         hosts.iter().map(known).collect()
     }

@@ -56,8 +56,8 @@ async fn a_chat_request_takes_no_more_calls_than_it_needs() {
         ("property read", 1),
         ("request headers", 1),
         ("response headers", 1),
-        // What may be held; the loads when it is booked, and when it ends.
-        ("shared data read", 3),
+        // The loads when it is booked, and when it ends.
+        ("shared data read", 2),
         ("shared data written", 2),
     ];
     let expected: Calls = expected.map(|(kind, n)| (kind.to_owned(), n)).into();

@@ -199,6 +199,7 @@ impl RootContext for Root {
             pool.keep(now_ms, &worker.ledger);
         }
         worker.refresh();
+        worker.look_up_hold();
         self.keep_loads(&worker, now_ms);
         let polls = self.polls.borrow();
         let held = polls.held(&worker, now_ms);

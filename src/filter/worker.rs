@@ -40,6 +40,8 @@ pub struct Worker {
     /// Where it is kept how much may be held. Bodies are held before their pool is known, so it is
     /// one place for all pools: the first one's.
     hold_key: String,
+    /// The same as it was at the last tick.
+    hold_seen: Cell<Option<u64>>,
     hosts_version: Cell<u32>,
     sampler: Cell<Sampler>,
 }
@@ -59,6 +61,7 @@ impl Worker {
             no_pool: default.is_none().then(|| Metrics::new(names::NO_POOL)),
             watchdog: RefCell::default(),
             ledger: Ledger::of(owner, host::now_ms()),
+            hold_seen: Cell::new(hold::learned(&Shared, &hold::key(first))),
             hold_key: hold::key(first),
             hosts_version: Cell::new(0),
             plan: ReadPlan::new(&config.read),
@@ -129,7 +132,16 @@ impl Worker {
     /// How much of a body of this declared length is waited for.
     pub fn bytes_max(&self, declared: Option<u64>) -> u64 {
         let configured = u64::from(self.config.request.body_bytes_max);
-        hold::bytes_max(hold::learned(&Shared, &self.hold_key), declared, configured)
+        let learned = match declared {
+            Some(..=hold::SMALL_BYTES) => self.hold_seen.get(),
+            _ => hold::learned(&Shared, &self.hold_key),
+        };
+        hold::bytes_max(learned, declared, configured)
+    }
+
+    /// The tick: looks up what other workers have learned of the bodies that may be held.
+    pub fn look_up_hold(&self) {
+        self.hold_seen.set(hold::learned(&Shared, &self.hold_key));
     }
 
     /// The same, now that so much of it is there.
@@ -143,7 +155,9 @@ impl Worker {
         if let Some(metrics) = self.metrics(pool) {
             metrics.body_refused();
         }
-        if hold::learn(&Shared, &self.hold_key, buffered) {
+        let is_news = hold::learn(&Shared, &self.hold_key, buffered);
+        self.look_up_hold();
+        if is_news {
             error!(
                 "Envoy refuses bodies that are held to be read (413, at {buffered} bytes): set \
                  request_body_buffer_limit of the virtual host above body_bytes_max; until then \
