@@ -144,7 +144,8 @@ pub(super) const PART: Part = Part {
         slots each; started anew for each play. Hits are the engines' own cached_tokens. Good: the \
         first token within 4 times, each further one within 3.5 times what one cold request alone \
         takes (of a 70B model on eight H100 that is 1 s and 50 ms). Hosts: answered tokens of \
-        each.",
+        each. vllm-router's cache_aware lets vLLM tokenise, which llama.cpp does not offer; without \
+        it, it spreads.",
     columns: COLUMNS,
     hosts: true,
 };
@@ -173,7 +174,10 @@ pub(super) const VLLM: Part = Part {
 /// Measures a part.
 pub(super) async fn run(bench: &mut Bench, part: &'static Part, loads: &[Load]) -> Result<()> {
     let last = bench.engine_port.checked_add(HOSTS - 1);
-    let last = last.context("--engine-port: expected three ports from it on")?;
+    let last = last.filter(|_| bench.engine_port > 0).with_context(|| {
+        let got = bench.engine_port;
+        format!("--engine-port: expected {HOSTS} ports from it on to exist, got {got}")
+    })?;
     let ports: Vec<u16> = (bench.engine_port..=last).collect();
     for load in loads {
         // Not on a thread that serves.

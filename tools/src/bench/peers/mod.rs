@@ -92,7 +92,8 @@ pub(super) struct RunArgs {
     /// Envoy's worker threads; by default as many as there are processors, as the others do
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
     workers: Option<u32>,
-    /// First of the ports on which engines listen; where a prefix lives depends on them
+    /// First of the ports on which engines listen, or 0 for any free ones where engines are
+    /// simulated; where a prefix lives depends on them
     #[arg(long, value_name = "PORT", default_value_t = 19_301)]
     engine_port: u16,
     /// Folder for plays, tables, plots and logs [default: target/bench]
