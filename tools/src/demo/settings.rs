@@ -54,7 +54,7 @@ const DURATION: f64 = 60.0;
 /// Which engines are behind Envoy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum EngineKind {
-    /// Simulated: vLLM's scheduling and prefix cache with the timing of a large model.
+    /// Simulated ones: scheduling and prefix cache as vLLM has them, the timing of a large model.
     #[default]
     Simulated,
     /// Real llama.cpp servers with a tiny model of random weights, fetched from Python's package
