@@ -423,9 +423,8 @@ impl Bench {
             .map(|(name, value)| format!("{name} {value:.2}"))
             .collect();
         eprintln!(
-            "bench: {} {repeat} of {}, {}: {}{}",
+            "bench: {}, round {repeat}, {}: {}{}",
             play.cell,
-            self.repeats,
             play.router,
             figures.join(", "),
             play.faults.join("; ")
