@@ -51,7 +51,7 @@ pub struct AgreementArgs {
     )]
     pub workload: Vec<Name>,
     /// Loads: 1 is the highest rate at which random routing is stable
-    #[arg(long, value_delimiter = ',', default_value = "0.8")]
+    #[arg(long, value_delimiter = ',', default_value = "0.8", value_parser = super::positive)]
     pub load: Vec<f64>,
     /// Envoy's worker threads
     #[arg(long, value_delimiter = ',', default_value = "1,4",
@@ -67,11 +67,11 @@ pub struct AgreementArgs {
     #[arg(long, default_value_t = 60.0)]
     pub warmup: f64,
     /// Seconds of engine time that are
-    #[arg(long, default_value_t = 90.0)]
+    #[arg(long, default_value_t = 90.0, value_parser = super::positive)]
     pub window: f64,
     /// How many times faster than real time the engines' clock runs: the machine's own time,
     /// a millisecond or two for each request, counts as much more
-    #[arg(long, default_value_t = 2.0)]
+    #[arg(long, default_value_t = 2.0, value_parser = super::positive)]
     pub speed: f64,
     /// First of the ports on which the engines listen, or 0 for any; placement depends on them
     #[arg(long, default_value_t = 19_301)]

@@ -56,13 +56,13 @@ impl Engines {
         speed: f64,
         config: &ServerConfig,
     ) -> Result<Self> {
+        anyhow::ensure!(
+            port == 0 || port.checked_add(count.saturating_sub(1)).is_some(),
+            "--engine-port: expected {count} ports from it on to exist, got {port}"
+        );
         let mut handles = Vec::new();
         for place in 0..count {
-            let port = if port == 0 {
-                0
-            } else {
-                port.saturating_add(place)
-            };
+            let port = if port == 0 { 0 } else { port + place };
             let listener = listen(port).await?;
             let config = ServerConfig {
                 speed,

@@ -44,7 +44,7 @@ pub(super) struct ObserveArgs {
     )]
     workload: Vec<Name>,
     /// Load: 1 is the highest rate at which random routing is stable
-    #[arg(long, default_value_t = 0.5)]
+    #[arg(long, default_value_t = 0.5, value_parser = super::positive)]
     load: f64,
     /// Envoy's worker threads
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -53,10 +53,10 @@ pub(super) struct ObserveArgs {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Seconds of engine time for which each is played
-    #[arg(long, default_value_t = 120.0)]
+    #[arg(long, default_value_t = 120.0, value_parser = super::positive)]
     window: f64,
     /// How many times faster than real time the engines' clock runs
-    #[arg(long, default_value_t = 3.0)]
+    #[arg(long, default_value_t = 3.0, value_parser = super::positive)]
     speed: f64,
     /// First of the ports on which the engines listen, or 0 for any; placement depends on them
     #[arg(long, default_value_t = 19_301)]

@@ -205,7 +205,10 @@ impl Settings {
         let (until, window) = match &plan {
             Plan::Trace(trace) => (Until::End, trace.length()),
             _ => {
-                let window = Duration::try_from_secs_f64(args.duration.unwrap_or(DURATION))?;
+                let seconds = args.duration.unwrap_or(DURATION);
+                let window = Duration::try_from_secs_f64(seconds).map_err(|_| {
+                    anyhow::anyhow!("--duration: expected at least 1 second, got {seconds}")
+                })?;
                 (Until::Elapsed(window), window)
             }
         };
@@ -416,6 +419,10 @@ mod tests {
         refused(
             &["--duration", "0"],
             "--duration: expected at least 1 second",
+        );
+        refused(
+            &["--duration", "nan"],
+            "--duration: expected at least 1 second, got NaN",
         );
         refused(&["--speed", "0"], "--speed: expected a number from 0.01");
         refused(&["--full", "--workload", "W2"], "--full: only W1 and W5");

@@ -227,6 +227,12 @@ impl Results {
 }
 
 fn publish(results: &Results, folder: &Path, files: &Files, json: bool) -> Result<()> {
+    // What an earlier run has found stays.
+    anyhow::ensure!(
+        results.plays.iter().any(|play| !play.figures.is_empty()),
+        "nothing could be measured: {}",
+        results.faults().join("; ")
+    );
     let (markdown, html) = (folder.join(files.markdown), folder.join(files.page));
     for (path, text) in [
         (&markdown, table::markdown(results)),
