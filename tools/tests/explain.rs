@@ -585,7 +585,10 @@ fn the_limit_follows_from_the_log_s_concurrency() {
     // Without times there is no load to tell of.
     let report = logged((0..20).map(|at| chat(&systems[at % 2], "question")));
     assert_eq!(report["advice"]["limit"], Value::Null);
-    says(&report["advice"]["limit_why"][0], "the log has no times");
+    says(
+        &report["advice"]["limit_why"][0],
+        "not every line of the log has a time",
+    );
 }
 
 #[test]
@@ -633,7 +636,7 @@ fn lines_that_cannot_be_read_are_passed_over_and_the_first_is_named() {
     let folder = Folder::new();
     let line = |time: Value| json!({"body": chat("Be brief.", "hello"), "time": time});
     let log = folder.log(
-        [json!(1.0), json!("noon"), json!(2.0), json!([])]
+        [json!(1.0), json!("noon"), json!(2.0), json!(-1)]
             .map(line)
             .into_iter(),
     );
@@ -641,7 +644,7 @@ fn lines_that_cannot_be_read_are_passed_over_and_the_first_is_named() {
     assert_eq!(report["unreadable"], 2);
     says(
         &report["first_unreadable"],
-        "line 2: invalid type: string \"noon\"",
+        "line 2: \"time\": expected seconds as a number of 0 or more, got \"noon\"",
     );
     let text = explained(&["--log", &log, PATH[0], PATH[1]]).replace('\n', " ");
     assert!(
@@ -679,7 +682,8 @@ fn what_cannot_be_used_is_refused_by_name() {
     let times = folder.write("times.jsonl", b"\n{\"body\": {}, \"time\": \"noon\"}\n");
     refused(
         &["--log", &times],
-        "times.jsonl: no line of it can be read; line 2: invalid type: string \"noon\"",
+        "times.jsonl: no line of it can be read; line 2: \"time\": expected seconds as a number of 0 \
+         or more, got \"noon\"",
     );
     for (first, last) in [
         ("0", "1e300"),

@@ -125,7 +125,7 @@ fn limit(
     in_flight: Option<&InFlight>,
 ) -> (Option<u32>, Vec<String>) {
     let Some(load) = in_flight else {
-        let why = "Not known: the log has no times. Give each line its \"time\" (in seconds), or \
+        let why = "Not known: not every line of the log has a time. Give each line its \"time\" (in seconds), or \
                    --rate.";
         return (None, vec![why.into()]);
     };

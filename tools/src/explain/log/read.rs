@@ -11,15 +11,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use crate::explain::ExplainArgs;
 use crate::explain::input::Body;
+use crate::explain::show;
 use crate::workload::trace::{Trace, TraceRequests};
 use crate::workload::{Form, Workload as _, body};
 
 /// A line's bytes: the largest body that is held, with its escapes.
 const LINE_BYTES_MAX: u64 = 128 * 1024 * 1024;
+
+/// Characters shown of a value that is not what was expected.
+const FOUND: usize = 40;
 
 /// How often progress is told.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -46,23 +51,8 @@ pub(super) struct Lines {
     pub stopped: bool,
 }
 
-/// Whether a line is an object with the body in it.
-#[derive(Deserialize)]
-struct Wrapped<'a> {
-    #[serde(borrow)]
-    body: Option<&'a RawValue>,
-}
-
-#[derive(Default, Deserialize)]
-struct Line<'a> {
-    #[serde(borrow)]
-    body: Option<&'a RawValue>,
-    path: Option<String>,
-    headers: Option<BTreeMap<String, String>>,
-    time: Option<f64>,
-    output_tokens: Option<u32>,
-    duration: Option<f64>,
-}
+/// The fields of a line that has the body in it.
+type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
 /// A line of a trace in Mooncake's format.
 #[derive(Deserialize)]
@@ -139,38 +129,72 @@ fn is_trace(text: &[u8]) -> bool {
 }
 
 fn entry(text: &[u8], args: &ExplainArgs) -> Result<Entry, String> {
-    let Ok(Wrapped { body }) = serde_json::from_slice(text) else {
-        return Err("expected a JSON object".into());
-    };
-    let line: Line<'_> = match body {
-        Some(_) => serde_json::from_slice(text).map_err(|wrong| wrong.to_string())?,
+    let fields: Fields<'_> =
+        serde_json::from_slice(text).map_err(|_| "expected a JSON object".to_owned())?;
+    let Some(body) = fields.get("body").filter(|body| body.get() != "null") else {
         // The line is the body; what its fields mean is the body's affair.
-        None => Line::default(),
+        return Ok(Entry {
+            body: Body {
+                name: String::new(),
+                path: args.path.clone(),
+                bytes: text.to_vec(),
+                headers: Vec::new(),
+            },
+            time: None,
+            output_tokens: None,
+            duration: None,
+        });
     };
-    let bytes = match line.body {
-        None => text.to_vec(),
-        // A body that was written down as a text.
-        Some(raw) => match serde_json::from_str::<String>(raw.get()) {
-            Ok(body) => body.into_bytes(),
-            Err(_) => raw.get().as_bytes().to_vec(),
-        },
+    // A body that was written down as a text.
+    let bytes = match serde_json::from_str::<String>(body.get()) {
+        Ok(body) => body.into_bytes(),
+        Err(_) => body.get().as_bytes().to_vec(),
     };
-    let seconds = |value: Option<f64>| value.filter(|value| value.is_finite() && *value >= 0.0);
-    let headers = line.headers.unwrap_or_default();
+    let headers: Option<BTreeMap<String, String>> = field(&fields, "headers", "names and values")?;
+    let headers = headers.unwrap_or_default().into_iter();
+    let output_tokens: Option<u32> = field(&fields, "output_tokens", "a number of tokens")?;
     Ok(Entry {
         body: Body {
             name: String::new(),
-            path: line.path.unwrap_or_else(|| args.path.clone()),
+            path: field(&fields, "path", "a text")?.unwrap_or_else(|| args.path.clone()),
             bytes,
             headers: headers
-                .into_iter()
                 .map(|(name, value)| (name.to_ascii_lowercase(), value))
                 .collect(),
         },
-        time: seconds(line.time),
-        output_tokens: line.output_tokens.filter(|tokens| *tokens > 0),
-        duration: seconds(line.duration),
+        time: seconds(&fields, "time")?,
+        output_tokens: output_tokens.filter(|tokens| *tokens > 0),
+        duration: seconds(&fields, "duration")?,
     })
+}
+
+fn seconds(fields: &Fields<'_>, name: &str) -> Result<Option<f64>, String> {
+    let expected = "seconds as a number of 0 or more";
+    match field::<f64>(fields, name, expected)? {
+        Some(value) if !value.is_finite() || value < 0.0 => Err(wrong(fields, name, expected)),
+        value => Ok(value),
+    }
+}
+
+fn field<T: DeserializeOwned>(
+    fields: &Fields<'_>,
+    name: &str,
+    expected: &str,
+) -> Result<Option<T>, String> {
+    let Some(raw) = fields.get(name) else {
+        return Ok(None);
+    };
+    serde_json::from_str(raw.get()).map_err(|_| wrong(fields, name, expected))
+}
+
+fn wrong(fields: &Fields<'_>, name: &str, expected: &str) -> String {
+    let found = fields.get(name).map_or("", |raw| raw.get());
+    // Headers may hold what nobody else is to see.
+    let found = match name {
+        "headers" => "something else".to_owned(),
+        _ => show::cut(found, FOUND),
+    };
+    format!("\"{name}\": expected {expected}, got {found}")
 }
 
 /// The texts of a trace's blocks are made up: equal ids, equal text.

@@ -106,7 +106,7 @@ fn modes(page: &mut Page, told: &LogReport) {
     let times = if told.timed {
         "Requests come at the log's times, or at --rate."
     } else {
-        "The log has no times, so each request waits for the one before: there is no load."
+        "Not every line of the log has a time, so each request waits for the one before: there is no load."
     };
     page.say(&format!(
         "Played on simulated engines with {} tokens of KV cache each, all empty at first. {times} \
