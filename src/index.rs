@@ -32,9 +32,10 @@ const LAYOUT: u32 = 1;
 const PAGE_BYTES: usize = HEADER_BYTES + SETS * SET_BYTES;
 /// Attempts against other workers. What is lost is one request's memory of where it went.
 const ATTEMPTS_MAX: u32 = 3;
-/// Time for which a worker uses a page that it has read. What others note meanwhile is of requests
-/// that no engine can have computed yet.
-const KEPT_MS: u64 = 20;
+/// Time for which a worker uses a page that it has read. A chat's next turn may come to another
+/// worker as soon as its answer ended, and has to find its host there: with 20 ms, of 200 later turns
+/// of chats that are answered at once 186 to 195 stayed instead of 196 and more.
+const KEPT_MS: u64 = 1;
 /// Notes in a page that a worker keeps for itself; with the next it writes them. Bounds their
 /// memory, and what the others do not know, where 20 ms bring many.
 const NOTES_MAX: usize = 16;
@@ -274,7 +275,10 @@ impl Page {
     }
 
     fn is_due(&self, now_ms: u64) -> bool {
-        self.notes.len() >= NOTES_MAX || now_ms.abs_diff(self.read_ms) >= KEPT_MS
+        // One that was written back is read again for the next note.
+        self.cas.is_none()
+            || self.notes.len() >= NOTES_MAX
+            || now_ms.abs_diff(self.read_ms) >= KEPT_MS
     }
 
     fn hosts(&self, checkpoint: Key) -> impl Iterator<Item = HostRef> + '_ {
@@ -443,42 +447,25 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_with_many_requests_knows_its_own_at_once_and_tells_the_others_soon() {
+    fn a_note_is_told_at_once_and_another_s_is_known_a_millisecond_later() {
         let (store, busy) = (MemoryStore::new(), worker());
-        busy.insert(&store, KEY, keys(&[1]), host(1), 1000);
-        check(&store, 1, &[1]);
-        // The page is read once, and written before the next look when 16 notes are in it.
-        for n in 0..16 {
-            assert_eq!(
-                slots(&busy, &store, 1, 1001)[0],
-                if n == 0 { 1 } else { 2 + (n - 1) % 3 }
-            );
-            busy.insert(&store, KEY, keys(&[1]), host(2 + n % 3), 1001);
-            check(&store, 1, &[1]);
-        }
-        slots(&busy, &store, 1, 1001);
-        check(&store, 1, &[2, 4, 3, 1]);
-        // What another notes meanwhile is not lost, and known when the page is read again.
-        busy.insert(&store, KEY, keys(&[1]), host(6), 1002);
-        insert(&store, &[1], 7);
-        assert_eq!(slots(&busy, &store, 1, 1020), [6, 2, 4, 3]);
-        assert_eq!(slots(&busy, &store, 1, 1021), [6, 7, 2, 4]);
-        check(&store, 1, &[6, 7, 2, 4]);
-    }
-
-    #[test]
-    fn the_tick_tells_what_no_further_request_would() {
-        let (store, busy) = (MemoryStore::new(), worker());
-        for slot in [1, 2] {
+        for (slot, expected) in [(1, &[1][..]), (2, &[2, 1]), (3, &[3, 2, 1])] {
             busy.insert(&store, KEY, keys(&[1]), host(slot), 1000);
+            check(&store, 1, expected);
         }
-        busy.exchange(&store, 1019);
-        check(&store, 1, &[1]);
-        for _ in 0..2 {
-            busy.exchange(&store, 1020);
-            check(&store, 1, &[2, 1]);
-            assert!(busy.pages.borrow().is_empty());
-        }
+        // A page is read again after it was written …
+        insert(&store, &[1], 7);
+        assert_eq!(slots(&busy, &store, 1, 1000), [7, 3, 2, 1]);
+        // … and else with the next millisecond.
+        insert(&store, &[1], 8);
+        assert_eq!(slots(&busy, &store, 1, 1000), [7, 3, 2, 1]);
+        assert_eq!(slots(&busy, &store, 1, 1001), [8, 7, 3, 2]);
+        // The tick forgets pages that are not used.
+        busy.exchange(&store, 1001);
+        assert_eq!(busy.pages.borrow().len(), 1);
+        busy.exchange(&store, 1002);
+        assert!(busy.pages.borrow().is_empty());
+        check(&store, 1, &[8, 7, 3, 2]);
     }
 
     #[test]

@@ -30,9 +30,9 @@ const ATTEMPTS_MAX: u32 = 4;
 /// Requests that a worker counts for itself before it tells the others. Of 2,000 that count until
 /// the next halving, 16 of each worker make no prefix hot or cold.
 const OWN_MAX: usize = 16;
-/// Time after which it tells them with its next request. So a worker with fewer than 50 requests a
-/// second counts each at once.
-const OWN_MS: u64 = 20;
+/// Time after which it tells them with its next request. So only a worker with requests in the same
+/// millisecond does not count each at once.
+const OWN_MS: u64 = 1;
 /// Rungs looked at: 8 + 31 ladder steps up to 8 MiB, two message ends, the prompt's end.
 pub const RUNGS_MAX: usize = 48;
 
@@ -178,7 +178,7 @@ impl Popularity {
         if !copy.is_due(now_ms) {
             self.copy.replace(Some(copy));
         } else if !copy.own.is_empty() {
-            self.add(store, &copy.own);
+            self.add(store, &copy.own, None);
         }
     }
 
@@ -190,9 +190,12 @@ impl Popularity {
             let counts = copy.sketch.add(rungs, self.heat.halve_requests);
             return (counts, copy.sketch.total());
         }
-        let mut own = copy.take().map_or(Vec::new(), |copy| copy.own);
+        let (mut own, kept) = match copy.take() {
+            Some(copy) => (copy.own, Some(copy.sketch)),
+            None => (Vec::new(), None),
+        };
         own.push(rungs.to_vec());
-        let (counts, sketch) = self.add(store, &own);
+        let (counts, sketch) = self.add(store, &own, kept);
         let total = sketch.total();
         *copy = Some(Copied {
             sketch,
@@ -204,11 +207,20 @@ impl Popularity {
 
     /// Adds requests to the sketch that all share; the counts of the last one's rungs, and the
     /// sketch after it.
-    fn add(&self, store: &impl Store, requests: &[Vec<Rung>]) -> (Vec<u32>, Sketch) {
+    fn add(
+        &self,
+        store: &impl Store,
+        requests: &[Vec<Rung>],
+        mut kept: Option<Sketch>,
+    ) -> (Vec<u32>, Sketch) {
         let mut attempts = 0;
         loop {
             attempts += 1;
             let seen = store.read(&self.name);
+            // Without shared data, what the worker has counted is all that it knows.
+            if let (Err(_), Some(mut sketch), Some(last)) = (&seen, kept.take(), requests.last()) {
+                return (sketch.add(last, self.heat.halve_requests), sketch);
+            }
             let cas = seen.as_ref().ok().map(|seen| seen.cas);
             let mut sketch = Sketch::from_bytes(seen.ok().and_then(|seen| seen.value));
             let mut counts = Vec::new();
@@ -389,7 +401,7 @@ mod tests {
         busy.visit(&store, &rungs, 7, 1000);
         // What another counts meanwhile is known with the next exchange.
         other.visit(&store, &rungs, 7, 1000);
-        busy.visit(&store, &rungs, 7, 1020);
+        busy.visit(&store, &rungs, 7, 1001);
         assert_eq!(known(&busy), [21, 21]);
     }
 
@@ -400,10 +412,10 @@ mod tests {
         for _ in 0..3 {
             busy.visit(&store, &rungs, 7, 1000);
         }
-        busy.exchange(&store, 1019);
+        busy.exchange(&store, 1000);
         assert_eq!(worker().counts(&store, &rungs), (vec![1], 1), "too early");
         for _ in 0..2 {
-            busy.exchange(&store, 1020);
+            busy.exchange(&store, 1001);
             assert_eq!(worker().counts(&store, &rungs), (vec![3], 3));
         }
     }
