@@ -362,13 +362,7 @@ impl Router {
 
     /// Finds the key of `prompt`; `None` if it has none. Counts it in the pool's sketch: once for
     /// each request.
-    pub fn plan(
-        &self,
-        prompt: &Prompt,
-        hosts: usize,
-        now_ms: u64,
-        store: &impl Store,
-    ) -> Option<Plan> {
+    pub fn plan(&self, prompt: &Prompt, hosts: usize, store: &impl Store) -> Option<Plan> {
         let whole = prompt.checkpoints.last();
         let whole = whole.map(|end| (prompt.key(end), end.position));
         let popularity = match &self.popularity {
@@ -385,7 +379,7 @@ impl Router {
         };
         let rungs = popularity::rungs(prompt);
         let hosts = u32::try_from(hosts).unwrap_or(u32::MAX);
-        let found = popularity.visit(store, &rungs, hosts, now_ms)?;
+        let found = popularity.visit(store, &rungs, hosts)?;
         let key = match prompt.cache_key {
             Some(cache_key) if found.is_hot => Key(mix(found.key.0, cache_key)),
             _ => found.key,
@@ -577,9 +571,6 @@ impl Router {
 
     /// Tells the other workers what this one knows, where that is due: the tick.
     pub fn exchange(&self, store: &impl Store, now_ms: u64) {
-        if let Some(popularity) = &self.popularity {
-            popularity.exchange(store, now_ms);
-        }
         self.index.exchange(store, now_ms);
     }
 

@@ -3,14 +3,9 @@
 //! Guarantee: the sketch has a fixed size, whatever passes through it; the adaptive key is the
 //! shallowest checkpoint that no host would be overrun by. Not here: hosts, placement, load.
 //!
-//! All workers count in one sketch. A worker that gets requests thick and fast counts in a copy of
-//! its own first and exchanges it now and then: 32 KiB to and from shared data for each request
-//! were an eighth of what the filter cost at 4 KB (`bench overhead`).
-//!
-//! Sketch: count-min, Cormode and Muthukrishnan, "An improved data stream summary", Journal of
-//! Algorithms 55(1), 2005. Key rule and constants: ROUTING.md 6a.
+//! All workers count in one sketch, each request at once: chats agree on their key only so.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 
 use crate::prefix::{Checkpoint, Key, Kinds, Prompt};
 use crate::store::{Store, StoreError};
@@ -27,12 +22,6 @@ const SKETCH_BYTES: usize = HEADER_BYTES + (ROWS * WIDTH * 2) as usize;
 const LAYOUT: u32 = 1;
 /// Attempts against other workers; a lost count changes no placement that matters.
 const ATTEMPTS_MAX: u32 = 4;
-/// Requests that a worker counts for itself before it tells the others. Of 2,000 that count until
-/// the next halving, 16 of each worker make no prefix hot or cold.
-const OWN_MAX: usize = 16;
-/// Time after which it tells them with its next request. So only a worker with requests in the same
-/// millisecond does not count each at once.
-const OWN_MS: u64 = 1;
 /// Rungs looked at: 8 + 31 ladder steps up to 8 MiB, two message ends, the prompt's end.
 pub const RUNGS_MAX: usize = 48;
 
@@ -121,16 +110,8 @@ pub struct Popularity {
     /// The shared-data key.
     name: String,
     heat: Heat,
-    copy: RefCell<Option<Copied>>,
-}
-
-/// The sketch as it was exchanged last, with what this worker has counted since.
-#[derive(Clone, Debug)]
-struct Copied {
-    sketch: Sketch,
-    /// The rungs of the requests that the others do not know of: at most [`OWN_MAX`].
-    own: Vec<Vec<Rung>>,
-    exchanged_ms: u64,
+    /// What it has counted while shared data could not be read.
+    alone: RefCell<Option<Sketch>>,
 }
 
 impl Popularity {
@@ -140,21 +121,15 @@ impl Popularity {
         Self {
             name,
             heat,
-            copy: RefCell::default(),
+            alone: RefCell::default(),
         }
     }
 
     /// Counts a request's rungs and finds its key.
     ///
     /// `None` if the prompt has no rung. A worker that cannot reach shared data counts for itself.
-    pub fn visit(
-        &self,
-        store: &impl Store,
-        rungs: &[Rung],
-        hosts: u32,
-        now_ms: u64,
-    ) -> Option<AdaptiveKey> {
-        let (counts, total) = self.count(store, rungs, now_ms);
+    pub fn visit(&self, store: &impl Store, rungs: &[Rung], hosts: u32) -> Option<AdaptiveKey> {
+        let (counts, total) = self.count(store, rungs);
         choose(rungs, &counts, self.heat.count_max(total, hosts))
     }
 
@@ -162,83 +137,37 @@ impl Popularity {
     /// knows; nothing is counted.
     #[must_use]
     pub fn counts(&self, store: &impl Store, rungs: &[Rung]) -> (Vec<u32>, u32) {
-        let copy = self.copy.borrow();
-        let read = || Sketch::from_bytes(store.read(&self.name).ok().and_then(|seen| seen.value));
-        let sketch = copy.as_ref().map_or_else(read, |copy| copy.sketch.clone());
+        let sketch = match store.read(&self.name) {
+            Ok(seen) => Sketch::from_bytes(seen.value),
+            Err(_) => self.alone().clone(),
+        };
         let counts = rungs.iter().map(|rung| sketch.count(rung.key)).collect();
         (counts, sketch.total())
     }
 
-    /// Tells the other workers what this one has counted, if that is due or it has no more requests:
-    /// the tick. A copy that is not used takes no memory.
-    pub fn exchange(&self, store: &impl Store, now_ms: u64) {
-        let Some(copy) = self.copy.take() else {
-            return;
-        };
-        if !copy.is_due(now_ms) {
-            self.copy.replace(Some(copy));
-        } else if !copy.own.is_empty() {
-            self.add(store, &copy.own, None);
-        }
+    fn alone(&self) -> RefMut<'_, Sketch> {
+        RefMut::map(self.alone.borrow_mut(), |alone| {
+            alone.get_or_insert_with(|| Sketch::from_bytes(None))
+        })
     }
 
     /// The counts of these rungs with this request, and the requests of late.
-    fn count(&self, store: &impl Store, rungs: &[Rung], now_ms: u64) -> (Vec<u32>, u32) {
-        let mut copy = self.copy.borrow_mut();
-        if let Some(copy) = copy.as_mut().filter(|copy| !copy.is_due(now_ms)) {
-            copy.own.push(rungs.to_vec());
-            let counts = copy.sketch.add(rungs, self.heat.halve_requests);
-            return (counts, copy.sketch.total());
-        }
-        let (mut own, kept) = match copy.take() {
-            Some(copy) => (copy.own, Some(copy.sketch)),
-            None => (Vec::new(), None),
-        };
-        own.push(rungs.to_vec());
-        let (counts, sketch) = self.add(store, &own, kept);
-        let total = sketch.total();
-        *copy = Some(Copied {
-            sketch,
-            own: Vec::new(),
-            exchanged_ms: now_ms,
-        });
-        (counts, total)
-    }
-
-    /// Adds requests to the sketch that all share; the counts of the last one's rungs, and the
-    /// sketch after it.
-    fn add(
-        &self,
-        store: &impl Store,
-        requests: &[Vec<Rung>],
-        mut kept: Option<Sketch>,
-    ) -> (Vec<u32>, Sketch) {
+    fn count(&self, store: &impl Store, rungs: &[Rung]) -> (Vec<u32>, u32) {
         let mut attempts = 0;
         loop {
             attempts += 1;
-            let seen = store.read(&self.name);
-            // Without shared data, what the worker has counted is all that it knows.
-            if let (Err(_), Some(mut sketch), Some(last)) = (&seen, kept.take(), requests.last()) {
-                return (sketch.add(last, self.heat.halve_requests), sketch);
-            }
-            let cas = seen.as_ref().ok().map(|seen| seen.cas);
-            let mut sketch = Sketch::from_bytes(seen.ok().and_then(|seen| seen.value));
-            let mut counts = Vec::new();
-            for rungs in requests {
-                counts = sketch.add(rungs, self.heat.halve_requests);
-            }
-            let written = cas.map(|cas| store.write(&self.name, &sketch.bytes, Some(cas)));
+            let Ok(seen) = store.read(&self.name) else {
+                let mut sketch = self.alone();
+                return (sketch.add(rungs, self.heat.halve_requests), sketch.total());
+            };
+            let mut sketch = Sketch::from_bytes(seen.value);
+            let counts = sketch.add(rungs, self.heat.halve_requests);
+            let written = store.write(&self.name, &sketch.bytes, Some(seen.cas));
             // Also after lost races the counts are good: they lack a few requests of another worker.
-            if written != Some(Err(StoreError::Stale)) || attempts == ATTEMPTS_MAX {
-                return (counts, sketch);
+            if written != Err(StoreError::Stale) || attempts == ATTEMPTS_MAX {
+                return (counts, sketch.total());
             }
         }
-    }
-}
-
-impl Copied {
-    fn is_due(&self, now_ms: u64) -> bool {
-        self.own.len() >= OWN_MAX || now_ms.abs_diff(self.exchanged_ms) >= OWN_MS
     }
 }
 
@@ -373,7 +302,7 @@ mod tests {
 
     fn visits(store: &MemoryStore, ids: &[u64], times: u32) -> AdaptiveKey {
         let rungs = ladder(ids);
-        let visit_once = || worker().visit(store, &rungs, 7, 0).unwrap();
+        let visit_once = || worker().visit(store, &rungs, 7).unwrap();
         for _ in 1..times {
             visit_once();
         }
@@ -383,50 +312,6 @@ mod tests {
     /// A worker that knows nothing yet.
     fn worker() -> Popularity {
         Popularity::new("sketch".to_owned(), Heat::default())
-    }
-
-    #[test]
-    fn a_worker_with_many_requests_knows_its_own_at_once_and_tells_the_others_soon() {
-        let (store, rungs) = (MemoryStore::new(), ladder(&[1, 2]));
-        let (busy, other) = (worker(), worker());
-        let known = |worker: &Popularity| worker.counts(&store, &rungs).0;
-        for seen in 1..=17 {
-            busy.visit(&store, &rungs, 7, 1000);
-            assert_eq!(known(&busy), [seen, seen]);
-            // The first request is told at once, the next 16 with the one that follows them.
-            assert_eq!(known(&other), [1, 1], "after {seen}");
-        }
-        busy.visit(&store, &rungs, 7, 1000);
-        assert_eq!(known(&other), [18, 18]);
-        busy.visit(&store, &rungs, 7, 1000);
-        // What another counts meanwhile is known with the next exchange.
-        other.visit(&store, &rungs, 7, 1000);
-        busy.visit(&store, &rungs, 7, 1001);
-        assert_eq!(known(&busy), [21, 21]);
-    }
-
-    #[test]
-    fn the_tick_tells_what_no_further_request_would() {
-        let (store, rungs) = (MemoryStore::new(), ladder(&[1]));
-        let busy = worker();
-        for _ in 0..3 {
-            busy.visit(&store, &rungs, 7, 1000);
-        }
-        busy.exchange(&store, 1000);
-        assert_eq!(worker().counts(&store, &rungs), (vec![1], 1), "too early");
-        for _ in 0..2 {
-            busy.exchange(&store, 1001);
-            assert_eq!(worker().counts(&store, &rungs), (vec![3], 3));
-        }
-    }
-
-    #[test]
-    fn a_clock_that_is_set_back_stops_no_exchange() {
-        let (store, rungs) = (MemoryStore::new(), ladder(&[1]));
-        let busy = worker();
-        busy.visit(&store, &rungs, 7, 900_000);
-        busy.visit(&store, &rungs, 7, 1000);
-        assert_eq!(worker().counts(&store, &rungs), (vec![2], 2));
     }
 
     #[test]
@@ -442,9 +327,9 @@ mod tests {
             }
         }
         let (worker, rungs) = (worker(), ladder(&[1, 2]));
-        let key = worker.visit(&Gone, &rungs, 7, 1000).unwrap();
+        let key = worker.visit(&Gone, &rungs, 7).unwrap();
         assert_eq!(key.position, 1024);
-        worker.visit(&Gone, &rungs, 7, 1001);
+        worker.visit(&Gone, &rungs, 7);
         assert_eq!(worker.counts(&Gone, &rungs), (vec![2, 2], 2));
     }
 

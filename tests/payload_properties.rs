@@ -345,7 +345,7 @@ fn a_chat_from_20_kb_to_2_mb_keeps_its_home_in_100_turns() {
         let store = MemoryStore::new();
         let home = |prompt: &Prompt| {
             let worker = Popularity::new("pool".to_owned(), Heat::default());
-            let key = worker.visit(&store, &rungs(prompt), 7, 0).unwrap();
+            let key = worker.visit(&store, &rungs(prompt), 7).unwrap();
             order(key.key, &hosts, |host| (*host, 1))[0]
         };
         let mut chat = Chat::new(path);

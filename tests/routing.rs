@@ -68,7 +68,7 @@ impl Gateway {
         let mut request = Request::default();
         let plan = self
             .router
-            .plan(prompt, self.view.candidates().len(), NOW_MS, &self.store)
+            .plan(prompt, self.view.candidates().len(), &self.store)
             .unwrap();
         let placed = self
             .router

@@ -119,7 +119,7 @@ impl Pool {
         let started_us = host::now_us();
         let hosts = self.view().candidates().len();
         let now_ms = started_us / 1000;
-        let placed = match self.router.plan(prompt, hosts, now_ms, &Shared) {
+        let placed = match self.router.plan(prompt, hosts, &Shared) {
             None => Placed::abstain(Abstain::NoPrefix),
             Some(_) if self.explores(hosts) => Placed::abstain(Abstain::Exploring),
             Some(plan) if !self.router.routes(&plan) => Placed::abstain(Abstain::Share),

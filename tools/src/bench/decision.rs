@@ -364,7 +364,7 @@ fn native(args: &DecisionArgs, hosts: usize, bodies: &[Vec<u8>]) -> Result<Parts
         // that a choice costs.
         let now_ms = 1000 * decisions;
         let started = Instant::now();
-        let plan = router.plan(prompt, hosts, now_ms, &store);
+        let plan = router.plan(prompt, hosts, &store);
         let planned = Instant::now();
         let Some(plan) = plan else {
             bail!("a prompt without a key");

@@ -111,7 +111,7 @@ impl Gateway {
     /// Routes a request, and sees it end.
     pub(super) fn play(&self, prompt: &Prompt) {
         let hosts = self.view.candidates().len();
-        let Some(plan) = self.router.plan(prompt, hosts, 0, &self.store) else {
+        let Some(plan) = self.router.plan(prompt, hosts, &self.store) else {
             return;
         };
         let mut request = Request::default();
@@ -130,7 +130,7 @@ impl Gateway {
         // Of both, for the router counts in a copy of what is in the store.
         let (store, router) = (self.store.clone(), self.router.clone());
         let count = self.view.candidates().len();
-        let plan = router.plan(prompt, count, 0, &store)?;
+        let plan = router.plan(prompt, count, &store)?;
         let heat = router.heat(prompt, count, &store);
         let loads = load::read(&store).ok()?;
         let costs = router.costs(&plan, &self.view, 0, &store, &loads);

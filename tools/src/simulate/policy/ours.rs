@@ -153,7 +153,7 @@ impl Ours {
         }
         let store = self.seen(worker);
         let now_ms = ask.now_ns / NS_PER_MS;
-        let plan = worker.router.plan(&prompt, hosts, now_ms, &store)?;
+        let plan = worker.router.plan(&prompt, hosts, &store)?;
         let (view, ledger) = (&self.view, &self.ledger);
         let placed = worker
             .router
