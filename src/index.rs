@@ -9,9 +9,6 @@
 //! requests thick and fast keeps the pages that it uses for some milliseconds, and its notes with
 //! them: that halves what the index costs it.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-
 use crate::load::{Seat, Slot};
 use crate::prefix::Key;
 use crate::store::{self, Cas, Store, StoreError};
@@ -32,13 +29,6 @@ const LAYOUT: u32 = 1;
 const PAGE_BYTES: usize = HEADER_BYTES + SETS * SET_BYTES;
 /// Attempts against other workers. What is lost is one request's memory of where it went.
 const ATTEMPTS_MAX: u32 = 3;
-/// Time for which a worker writes back a page that it has read. To look, it always reads: a chat's next turn may come to another
-/// worker as soon as its answer ended, and has to find its host there: with 20 ms, of 200 later turns
-/// of chats that are answered at once 186 to 195 stayed instead of 196 and more.
-const KEPT_MS: u64 = 1;
-/// Notes in a page that a worker keeps for itself; with the next it writes them. Bounds their
-/// memory, and what the others do not know, where 20 ms bring many.
-const NOTES_MAX: usize = 16;
 /// Bits of a host reference that name the slot; the rest name its epoch.
 const SLOT_BITS: u32 = 10;
 
@@ -67,187 +57,15 @@ impl HostRef {
 
 const NO_HOST: u16 = u16::MAX;
 
-/// A pool's index as one worker uses it.
-#[derive(Clone, Debug)]
-pub struct Index {
-    /// What the shared-data keys of its pages begin with.
+/// A page as it was read, to be looked up in and written back. It is read for each request: a chat's
+/// next turn may come to another worker as soon as its answer ended, and has to find its host there.
+/// With copies of 20 ms, of 200 later turns of chats that are answered at once 186 to 195 stayed
+/// instead of 196 and more.
+#[derive(Debug)]
+pub struct Page {
     name: String,
-    pages: RefCell<BTreeMap<u64, Page>>,
-}
-
-/// A page as it was read, with the worker's own notes in it.
-#[derive(Clone, Debug)]
-struct Page {
+    cas: Cas,
     bytes: Vec<u8>,
-    read_ms: u64,
-    /// For writing it back, as long as nobody has since it was read.
-    cas: Option<Cas>,
-    /// What the others do not know of: at most [`NOTES_MAX`].
-    notes: Vec<Note>,
-}
-
-/// What is to be remembered of one request.
-#[derive(Clone, Debug)]
-struct Note {
-    checkpoints: Vec<Key>,
-    host: HostRef,
-    /// Whether it was sent these, or proved not to have them.
-    sent: bool,
-}
-
-impl Index {
-    /// The index of this name.
-    #[must_use]
-    pub fn new(name: String) -> Self {
-        Self {
-            name,
-            pages: RefCell::default(),
-        }
-    }
-
-    /// The hosts that were sent these checkpoints of a key, each host once, with what is said of the
-    /// first of its checkpoints; none if shared data cannot be read. Those of one checkpoint come the
-    /// latest first.
-    #[must_use]
-    pub fn hosts<T: Copy>(
-        &self,
-        store: &impl Store,
-        key: Key,
-        checkpoints: impl Iterator<Item = (Key, T)>,
-        now_ms: u64,
-    ) -> Vec<(HostRef, T)> {
-        let mut pages = self.pages.borrow_mut();
-        // Always as it is now: another worker may have sent it somewhere just before.
-        let notes = pages
-            .remove(&number(key))
-            .map_or(Vec::new(), |page| page.notes);
-        let page = self.read(store, number(key), notes, now_ms);
-        let page = pages.entry(number(key)).or_insert(page);
-        let mut found: Vec<(HostRef, T)> = Vec::new();
-        for (checkpoint, said) in checkpoints {
-            for host in page.hosts(checkpoint) {
-                if !found.iter().any(|(other, _)| *other == host) {
-                    found.push((host, said));
-                }
-            }
-        }
-        found
-    }
-
-    /// Notes that `host` was sent these checkpoints of a key.
-    pub fn insert(
-        &self,
-        store: &impl Store,
-        key: Key,
-        checkpoints: Vec<Key>,
-        host: HostRef,
-        now_ms: u64,
-    ) {
-        let note = Note {
-            checkpoints,
-            host,
-            sent: true,
-        };
-        self.note(store, key, note, now_ms);
-    }
-
-    /// Forgets that `host` was sent these checkpoints of a key.
-    pub fn forget(
-        &self,
-        store: &impl Store,
-        key: Key,
-        checkpoints: Vec<Key>,
-        host: HostRef,
-        now_ms: u64,
-    ) {
-        let note = Note {
-            checkpoints,
-            host,
-            sent: false,
-        };
-        self.note(store, key, note, now_ms);
-    }
-
-    /// Tells the other workers what this one has noted, where that is due or no more requests come:
-    /// the tick. Pages that are not used take no memory.
-    pub fn exchange(&self, store: &impl Store, now_ms: u64) {
-        let mut pages = self.pages.borrow_mut();
-        pages.retain(|number, page| {
-            let is_due = page.is_due(now_ms);
-            if is_due && !page.notes.is_empty() {
-                self.read(store, *number, std::mem::take(&mut page.notes), now_ms);
-            }
-            !is_due
-        });
-    }
-
-    fn note(&self, store: &impl Store, key: Key, note: Note, now_ms: u64) {
-        let mut pages = self.pages.borrow_mut();
-        let page = self.page(store, &mut pages, key, now_ms);
-        if !page.apply(&note) {
-            return;
-        }
-        page.notes.push(note);
-        // A page that was just read can be written back; so a worker with few requests tells at
-        // once.
-        let cas = page.cas.take().filter(|_| page.read_ms == now_ms);
-        if let Some(cas) = cas {
-            let name = self.page_name(number(key));
-            match store.write(&name, &page.bytes, Some(cas)) {
-                Ok(()) | Err(StoreError::Refused) => page.notes.clear(),
-                Err(StoreError::Stale) => {
-                    let notes = std::mem::take(&mut page.notes);
-                    *page = self.read(store, number(key), notes, now_ms);
-                }
-            }
-        }
-    }
-
-    /// The page of a key: the one that is kept, or a new one.
-    fn page<'a>(
-        &self,
-        store: &impl Store,
-        pages: &'a mut BTreeMap<u64, Page>,
-        key: Key,
-        now_ms: u64,
-    ) -> &'a mut Page {
-        let number = number(key);
-        let read = |notes| self.read(store, number, notes, now_ms);
-        let page = pages.entry(number).or_insert_with(|| read(Vec::new()));
-        if page.is_due(now_ms) {
-            *page = read(std::mem::take(&mut page.notes));
-        }
-        page
-    }
-
-    /// Reads a page and, if there are notes, writes them into it.
-    fn read(&self, store: &impl Store, number: u64, notes: Vec<Note>, now_ms: u64) -> Page {
-        let name = self.page_name(number);
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            let mut page = Page::read(store, &name, now_ms);
-            // All have to be applied.
-            let changes = notes.iter().filter(|note| page.apply(note)).count();
-            if changes == 0 {
-                return page;
-            }
-            let cas = page.cas.take();
-            let written = store.write(&name, &page.bytes, cas);
-            if written != Err(StoreError::Stale) || attempts == ATTEMPTS_MAX {
-                return page;
-            }
-        }
-    }
-
-    fn page_name(&self, number: u64) -> String {
-        page_key(&self.name, number)
-    }
-}
-
-/// The page that a key's checkpoints are in.
-fn number(key: Key) -> u64 {
-    key.0 >> 32 & (PAGES - 1)
 }
 
 /// Empties every page of the index `name`.
@@ -260,9 +78,15 @@ fn page_key(name: &str, page: u64) -> String {
 }
 
 impl Page {
-    /// The page of this name; an empty one if shared data cannot be read.
-    fn read(store: &impl Store, name: &str, now_ms: u64) -> Self {
-        let seen = store.read(name).unwrap_or_default();
+    /// The page of a key in the index `name`; an empty one if shared data cannot be read.
+    #[must_use]
+    pub fn read(store: &impl Store, name: &str, key: Key) -> Self {
+        let number = key.0 >> 32 & (PAGES - 1);
+        Self::read_named(store, page_key(name, number))
+    }
+
+    fn read_named(store: &impl Store, name: String) -> Self {
+        let seen = store.read(&name).unwrap_or_default();
         let mut bytes = seen.value.unwrap_or_default();
         let is_ours = bytes.len() == PAGE_BYTES && bytes.starts_with(&LAYOUT.to_le_bytes());
         if !is_ours {
@@ -272,21 +96,28 @@ impl Page {
             }
         }
         Self {
+            name,
+            cas: seen.cas,
             bytes,
-            read_ms: now_ms,
-            cas: Some(seen.cas),
-            notes: Vec::new(),
         }
     }
 
-    fn is_due(&self, now_ms: u64) -> bool {
-        // One that was written back is read again for the next note.
-        self.cas.is_none()
-            || self.notes.len() >= NOTES_MAX
-            || now_ms.abs_diff(self.read_ms) >= KEPT_MS
+    /// The hosts that were sent these checkpoints, each host once, with what is said of the first of
+    /// its checkpoints. Those of one checkpoint come the latest first.
+    #[must_use]
+    pub fn hosts<T: Copy>(&self, checkpoints: impl Iterator<Item = (Key, T)>) -> Vec<(HostRef, T)> {
+        let mut found: Vec<(HostRef, T)> = Vec::new();
+        for (checkpoint, said) in checkpoints {
+            for host in self.hosts_sent(checkpoint) {
+                if !found.iter().any(|(other, _)| *other == host) {
+                    found.push((host, said));
+                }
+            }
+        }
+        found
     }
 
-    fn hosts(&self, checkpoint: Key) -> impl Iterator<Item = HostRef> + '_ {
+    fn hosts_sent(&self, checkpoint: Key) -> impl Iterator<Item = HostRef> + '_ {
         let entry = self.set(checkpoint).and_then(|set| {
             set.chunks_exact(ENTRY_BYTES)
                 .find(|entry| entry.starts_with(&tag(checkpoint)))
@@ -294,16 +125,34 @@ impl Page {
         entry.into_iter().flat_map(hosts_of)
     }
 
-    /// Writes a note into the page; whether that changes it.
-    fn apply(&mut self, note: &Note) -> bool {
-        let mut changed = false;
-        for checkpoint in &note.checkpoints {
-            changed |= match note.sent {
-                true => self.insert_one(*checkpoint, note.host),
-                false => self.forget_one(*checkpoint, note.host),
-            };
+    /// Notes that `host` was sent these checkpoints.
+    pub fn insert(self, store: &impl Store, checkpoints: &[Key], host: HostRef) {
+        self.write(store, checkpoints, |page, one| page.insert_one(one, host));
+    }
+
+    /// Forgets that `host` was sent these checkpoints.
+    pub fn forget(self, store: &impl Store, checkpoints: &[Key], host: HostRef) {
+        self.write(store, checkpoints, |page, one| page.forget_one(one, host));
+    }
+
+    /// Changes what is said of these checkpoints, and writes the page if that changes it.
+    fn write(
+        mut self,
+        store: &impl Store,
+        checkpoints: &[Key],
+        change: impl Fn(&mut Self, Key) -> bool,
+    ) {
+        for _ in 0..ATTEMPTS_MAX {
+            // All have to be changed.
+            let changes = checkpoints.iter().filter(|one| change(&mut self, **one));
+            if changes.count() == 0 {
+                return;
+            }
+            match store.write(&self.name, &self.bytes, Some(self.cas)) {
+                Err(StoreError::Stale) => self = Self::read_named(store, self.name),
+                Ok(()) | Err(StoreError::Refused) => return,
+            }
         }
-        changed
     }
 
     fn set(&self, checkpoint: Key) -> Option<&[u8]> {
@@ -417,64 +266,36 @@ mod tests {
         checkpoints.iter().map(|&n| checkpoint(n)).collect()
     }
 
-    /// A worker that has kept nothing.
-    fn worker() -> Index {
-        Index::new("index".to_owned())
+    fn page(store: &MemoryStore) -> Page {
+        Page::read(store, "index", KEY)
     }
 
     fn insert(store: &MemoryStore, checkpoints: &[u64], slot: u16) {
-        worker().insert(store, KEY, keys(checkpoints), host(slot), 0);
-    }
-
-    /// The hosts of a checkpoint, as this worker knows them.
-    fn slots(worker: &Index, store: &MemoryStore, n: u64, now_ms: u64) -> Vec<u16> {
-        let checkpoints = [(checkpoint(n), ())].into_iter();
-        let found = worker.hosts(store, KEY, checkpoints, now_ms);
-        found.iter().map(|(host, ())| host.slot().0).collect()
+        page(store).insert(store, &keys(checkpoints), host(slot));
     }
 
     #[track_caller]
     fn check(store: &MemoryStore, n: u64, expected: &[u16]) {
-        let found = slots(&worker(), store, n, 0);
+        let found = page(store).hosts([(checkpoint(n), ())].into_iter());
+        let found: Vec<u16> = found.iter().map(|(host, ())| host.slot().0).collect();
         assert_eq!(found, expected, "hosts of checkpoint {n}");
     }
 
     #[test]
-    fn a_worker_with_few_requests_tells_the_others_at_once_and_hears_of_theirs() {
-        let (store, one, other) = (MemoryStore::new(), worker(), worker());
-        for (turn, slot) in [(1, 3), (2, 4), (3, 5)] {
-            let now_ms = turn * KEPT_MS;
-            assert_eq!(slots(&other, &store, 1, now_ms).len() as u64, turn - 1);
-            slots(&one, &store, 1, now_ms);
-            one.insert(&store, KEY, keys(&[1]), host(slot), now_ms);
-            check(&store, 1, &[5, 4, 3][3 - turn as usize..]);
-        }
-    }
-
-    #[test]
-    fn a_note_is_told_at_once_and_another_s_is_known_at_once() {
-        let (store, busy) = (MemoryStore::new(), worker());
-        for (slot, expected) in [(1, &[1][..]), (2, &[2, 1]), (3, &[3, 2, 1])] {
-            busy.insert(&store, KEY, keys(&[1]), host(slot), 1000);
-            check(&store, 1, expected);
-        }
-        // After its own writing, and after its own looking.
+    fn what_another_notes_between_a_look_and_the_writing_is_not_lost() {
+        let store = MemoryStore::new();
+        insert(&store, &[1], 3);
+        let busy = page(&store);
         insert(&store, &[1], 7);
-        assert_eq!(slots(&busy, &store, 1, 1000), [7, 3, 2, 1]);
-        insert(&store, &[1], 8);
-        assert_eq!(slots(&busy, &store, 1, 1000), [8, 7, 3, 2]);
-        // The tick forgets pages that are not used.
-        busy.exchange(&store, 1000);
-        assert_eq!(busy.pages.borrow().len(), 1);
-        busy.exchange(&store, 1001);
-        assert!(busy.pages.borrow().is_empty());
-        check(&store, 1, &[8, 7, 3, 2]);
+        busy.insert(&store, &keys(&[1, 2]), host(8));
+        check(&store, 1, &[8, 7, 3]);
+        check(&store, 2, &[8]);
     }
 
     #[test]
     fn a_prompt_that_recurs_is_not_written_again_but_is_not_dropped_either() {
-        let (store, name) = (MemoryStore::new(), format!("index.{}", number(KEY)));
-        let cas = || store.read(&name).unwrap().cas;
+        let store = MemoryStore::new();
+        let cas = || store.read(&page(&store).name).unwrap().cas;
         insert(&store, &[1, 2], 3);
         let before = cas();
         insert(&store, &[1, 2], 3);
@@ -501,7 +322,7 @@ mod tests {
         let store = MemoryStore::new();
         insert(&store, &[1, 2, 3], 4);
         insert(&store, &[2], 5);
-        worker().forget(&store, KEY, keys(&[2, 3]), host(4), 0);
+        page(&store).forget(&store, &keys(&[2, 3]), host(4));
         check(&store, 1, &[4]);
         check(&store, 2, &[5]);
         check(&store, 3, &[]);
@@ -545,9 +366,9 @@ mod tests {
         check(&store, 1, &[1]);
         check(&store, 9_999, &[2]);
         check(&store, 2, &[]);
-        let page = Page::read(&store, &worker().page_name(number(KEY)), 0);
+        let page = page(&store);
         assert_eq!(page.bytes.len(), 3076);
-        let named = |n: &u64| page.hosts(checkpoint(*n)).next().is_some();
+        let named = |n: &u64| page.hosts_sent(checkpoint(*n)).next().is_some();
         let kept = (1..10_000).filter(named).count();
         assert!(
             (200..=SETS * WAYS).contains(&kept),
@@ -558,7 +379,7 @@ mod tests {
     #[test]
     fn a_page_of_another_layout_is_started_anew() {
         let store = MemoryStore::new();
-        let name = worker().page_name(number(KEY));
+        let name = page(&store).name;
         store.write(&name, &[9; PAGE_BYTES], None).unwrap();
         check(&store, 1, &[]);
         insert(&store, &[1], 6);

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 
 use crate::cost::{self, Constants, Offer, Query};
 use crate::hosts::{HostReport, State};
-use crate::index::{self, HostRef, Index};
+use crate::index::{self, HostRef, Page};
 use crate::learned::{Expectation, Learned, MARGIN_TOKENS, Report};
 use crate::load::{Changes, Ledger, Loads, NO_CHANGES, Seat};
 use crate::placement::{HostId, WEIGHT_MAX};
@@ -338,7 +338,7 @@ pub struct Router {
     rules: Rules,
     /// `None` in `fixed` mode, which looks at no popularity.
     popularity: Option<Popularity>,
-    index: Index,
+    index: String,
     learned: RefCell<Learned>,
     prefill: RefCell<Prefill>,
 }
@@ -354,7 +354,7 @@ impl Router {
         Self {
             rules,
             popularity,
-            index: Index::new(index_key(pool)),
+            index: index_key(pool),
             learned: RefCell::default(),
             prefill: RefCell::default(),
         }
@@ -450,7 +450,7 @@ impl Router {
             return self.place_fixed(plan, view, request, now_ms, store, ledger);
         };
         let hosts = view.candidates_at(now_ms, self.rules.slow_start_ms);
-        let known = self.known(plan, &hosts, now_ms, store);
+        let (page, known) = self.known(plan, &hosts, store);
         let query = self.query(plan, &hosts, &known);
         self.end_overdue(now_ms, store, ledger);
         let (placement, choice) = request.place(store, ledger, !self.rules.observes, |loads| {
@@ -468,9 +468,8 @@ impl Router {
             (Some((choice, _)), Some(host)) => {
                 let kept = plan.trail.iter().filter(|step| step.kept);
                 let kept: Vec<Key> = kept.map(|step| step.key).collect();
-                if !kept.is_empty() {
-                    let index = &self.index;
-                    index.insert(store, plan.key, kept, host.known_as, now_ms);
+                if let Some(page) = page {
+                    page.insert(store, &kept, host.known_as);
                 }
                 plan.affinity.then(|| plan.expected(&choice, *host))
             }
@@ -555,23 +554,26 @@ impl Router {
         }
     }
 
-    /// For each host, the deepest token of the plan that the index says it was sent; 0 if none.
-    fn known(&self, plan: &Plan, hosts: &[Candidate], now_ms: u64, store: &impl Store) -> Vec<f64> {
+    /// The plan's page of the index, and for each host the deepest token of the plan that it says the
+    /// host was sent; 0 if none.
+    fn known(
+        &self,
+        plan: &Plan,
+        hosts: &[Candidate],
+        store: &impl Store,
+    ) -> (Option<Page>, Vec<f64>) {
         if plan.trail.is_empty() {
-            return Vec::new();
+            return (None, Vec::new());
         }
+        let page = Page::read(store, &self.index, plan.key);
         let deepest = plan.trail.iter().rev().map(|step| (step.key, step.tokens));
-        let sent = self.index.hosts(store, plan.key, deepest, now_ms);
+        let sent = page.hosts(deepest);
         let known = |host: &Candidate| {
             let found = sent.iter().find(|(sent, _)| *sent == host.known_as);
             found.map_or(0.0, |(_, tokens)| *tokens)
         };
-        hosts.iter().map(known).collect()
-    }
-
-    /// Tells the other workers what this one knows, where that is due: the tick.
-    pub fn exchange(&self, store: &impl Store, now_ms: u64) {
-        self.index.exchange(store, now_ms);
+        let known = hosts.iter().map(known).collect();
+        (Some(page), known)
     }
 
     fn query<'a>(&self, plan: &Plan, hosts: &'a [Candidate], known: &'a [f64]) -> Query<'a> {
@@ -631,13 +633,7 @@ impl Router {
 
     /// Learns from the answer to a request that was placed here, and served by the host that was
     /// chosen; or by any other where decisions are only told: then it says nothing of our caches.
-    pub fn learn(
-        &self,
-        placed: &Placed,
-        report: Report,
-        now_ms: impl FnOnce() -> u64,
-        store: &impl Store,
-    ) {
+    pub fn learn(&self, placed: &Placed, report: Report, store: &impl Store) {
         let (Some(key), Some(expected)) = (placed.key, &placed.expected) else {
             return;
         };
@@ -659,7 +655,7 @@ impl Router {
         });
         let wrong: Vec<Key> = wrong.map(|step| step.key).collect();
         let host = expected.host.known_as;
-        self.index.forget(store, key, wrong, host, now_ms());
+        Page::read(store, &self.index, key).forget(store, &wrong, host);
     }
 }
 
@@ -708,7 +704,7 @@ impl Router {
             return Vec::new();
         };
         let hosts = view.candidates_at(now_ms, self.rules.slow_start_ms);
-        let known = self.known(plan, &hosts, now_ms, store);
+        let (_, known) = self.known(plan, &hosts, store);
         cost::costs(&self.query(plan, &hosts, &known), loads, &constants)
     }
 }

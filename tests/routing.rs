@@ -252,9 +252,7 @@ fn an_engine_that_lost_its_cache_is_no_longer_believed_to_hold_a_prompt() {
         prompt_tokens: Some(tokens),
         cached_tokens: Some(0),
     };
-    gateway
-        .router
-        .learn(&again, report, || NOW_MS, &gateway.store);
+    gateway.router.learn(&again, report, &gateway.store);
     let (_, after) = gateway.start(&prompt);
     assert_eq!(
         gateway.address(&after),

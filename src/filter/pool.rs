@@ -86,11 +86,9 @@ impl Pool {
         self.router.completed(placed, request, host::now_ms());
     }
 
-    /// The tick: ends what is pending of requests whose prompts should have been computed by now,
-    /// and tells the other workers what this one knows.
-    pub fn keep(&self, now_ms: u64, ledger: &Ledger) {
+    /// The tick: ends what is pending of requests whose prompts should have been computed by now.
+    pub fn end_overdue(&self, now_ms: u64, ledger: &Ledger) {
         self.router.end_overdue(now_ms, &Shared, ledger);
-        self.router.exchange(&Shared, now_ms);
     }
 
     /// Whether decisions are only told, and the proxy's own choice serves.
@@ -205,7 +203,7 @@ impl Pool {
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.cached_tokens,
         };
-        self.router.learn(placed, report, host::now_ms, &Shared);
+        self.router.learn(placed, report, &Shared);
     }
 
     /// The headers that name these hosts; none where decisions are only told.

@@ -196,7 +196,7 @@ impl RootContext for Root {
         worker.ledger.pay(&Shared);
         worker.ledger.beat(&Shared, now_ms);
         for pool in &worker.pools {
-            pool.keep(now_ms, &worker.ledger);
+            pool.end_overdue(now_ms, &worker.ledger);
         }
         worker.refresh();
         worker.look_up_hold();

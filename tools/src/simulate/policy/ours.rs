@@ -221,7 +221,7 @@ impl Policy for Ours {
         self.apply(changes);
     }
 
-    fn ended(&mut self, id: u64, usage: Option<Usage>, now_ns: u64) {
+    fn ended(&mut self, id: u64, usage: Option<Usage>, _now_ns: u64) {
         let Some(mut sent) = self.requests.remove(&id) else {
             return;
         };
@@ -237,10 +237,7 @@ impl Policy for Ours {
                 prompt_tokens: Some(u64::from(usage.prompt_tokens)),
                 cached_tokens: Some(u64::from(usage.cached_tokens)),
             };
-            let now_ms = || now_ns / NS_PER_MS;
-            worker
-                .router
-                .learn(&placed, report, now_ms, &self.seen(worker));
+            worker.router.learn(&placed, report, &self.seen(worker));
         }
     }
 
