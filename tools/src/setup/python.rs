@@ -316,7 +316,7 @@ mod tests {
     fn large_files_are_told_by_their_package() {
         let large = "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (530.7 MB)";
         assert_eq!(download(large).as_deref(), Some("  torch 2.13.0 (531 MB)"));
-        let by_url = "Downloading https://files.example/a/b/xllamacpp-2026.10.1-abi3.whl (33.8 MB)";
+        let by_url = "Downloading file:///a/b/xllamacpp-2026.10.1-abi3.whl (33.8 MB)";
         assert_eq!(
             download(by_url).as_deref(),
             Some("  xllamacpp 2026.10.1 (34 MB)")
