@@ -174,14 +174,9 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
     anyhow::ensure!(args.window > 0.0, "--window: expected seconds above 0");
     let cells = cells(&args)?;
     // What a later cell needs is looked for before the first one is run.
-    for cell in &cells {
-        Source::new(
-            cell.workload,
-            cell.seed,
-            cell.arrival,
-            &args.traces,
-            &args.sizes,
-        )?;
+    for workload in &args.workload {
+        let first = cells.iter().find(|cell| cell.workload == *workload);
+        first.map(|cell| source(&args, cell)).transpose()?;
     }
     let runs = run_all(&args, &cells)?;
     let rows: Vec<Row> = runs
@@ -413,17 +408,16 @@ fn share(
         .iter()
         .filter(|other| (other.workload, other.seed, other.arrival) == key)
         .count();
-    let source = Source::new(
-        cell.workload,
-        cell.seed,
-        cell.arrival,
-        &args.traces,
-        &args.sizes,
-    )?;
+    let source = source(args, cell)?;
     let preparer = Preparer::new(args.template, args.engine.block_tokens, PREFIX_LENGTH);
     let shared = Arc::new(Shared { source, preparer });
     pool.shared.insert(key, (Arc::clone(&shared), users));
     Ok(shared)
+}
+
+fn source(args: &SimulateArgs, cell: &Cell) -> anyhow::Result<Source> {
+    let (traces, sizes) = (&args.traces, &args.sizes);
+    Source::new(cell.workload, cell.seed, cell.arrival, traces, sizes)
 }
 
 fn release(cell: &Cell, pool: &Mutex<SharedPool>) {
