@@ -247,6 +247,12 @@ async fn the_zone_is_envoys_own_unless_the_config_says_another() {
     prefers_its_zone(json!({}), json!({"zone": "z1"})).await;
 }
 
+/// Hosts that appear within ten seconds of the first start together with it, at full weight; what is
+/// shown of a host that comes later has to come after that.
+async fn start_is_over(started: Instant) {
+    tokio::time::sleep(Duration::from_secs(11).saturating_sub(started.elapsed())).await;
+}
+
 #[tokio::test]
 async fn a_new_host_takes_its_share_slowly_and_no_prefix_moves_twice() {
     const PREFIXES: u64 = 300;
@@ -255,10 +261,9 @@ async fn a_new_host_takes_its_share_slowly_and_no_prefix_moves_twice() {
     let gateway = Gateway::of(&engines[..3]).eds().pool(fixed()).pool(slow);
     let gateway = gateway.start().await.unwrap();
     let client = gateway.client(Protocol::Http1);
-    // Hosts that appear within ten seconds start together.
     let started = Instant::now();
     let mut homes_now = homes(&client, 0..PREFIXES).await;
-    tokio::time::sleep(Duration::from_secs(11).saturating_sub(started.elapsed())).await;
+    start_is_over(started).await;
 
     gateway.set_hosts(&engines).await.unwrap();
     gateway.wait_hosts("usable", 4, SOON).await.unwrap();
@@ -290,10 +295,9 @@ async fn a_host_that_comes_back_gets_its_prefixes_back_though_others_hold_them()
     let gateway = gateway.pool(json!({"slow_start_ms": 4000}));
     let gateway = gateway.start().await.unwrap();
     let client = gateway.client(Protocol::Http1);
-    // Hosts that appear within ten seconds start together.
     let started = Instant::now();
     let at_first = homes(&client, 0..PREFIXES).await;
-    tokio::time::sleep(Duration::from_secs(11).saturating_sub(started.elapsed())).await;
+    start_is_over(started).await;
 
     gateway.set_hosts(&engines[..3]).await.unwrap();
     gateway.wait_hosts("usable", 3, SOON).await.unwrap();
