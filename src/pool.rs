@@ -325,7 +325,7 @@ fn index_key(pool: &str) -> String {
     format!("prefix_router.1.index.{pool}")
 }
 
-/// Empties what is kept in shared data of a pool that is gone: 112 KiB. Its keys stay, since none can
+/// Empties what is kept in shared data of a pool that is gone: 100 KiB. Its keys stay, since none can
 /// be deleted.
 pub fn forget(store: &impl Store, pool: &str) {
     store::clear(store, &sketch_key(pool));

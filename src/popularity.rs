@@ -3,23 +3,25 @@
 //! Guarantee: the sketch has a fixed size, whatever passes through it; the adaptive key is the
 //! shallowest checkpoint that no host would be overrun by. Not here: hosts, placement, load.
 //!
-//! All workers count in one sketch, each request at once: chats agree on their key only so.
+//! All workers count in one sketch, each request at once: chats agree on their key only so. It is
+//! read and written with each request, so its size is what it costs.
 
 use std::cell::{RefCell, RefMut};
 
 use crate::prefix::{Checkpoint, Key, Kinds, Prompt};
 use crate::store::{Store, StoreError};
 
-/// Counters in a row: `ROUTING.md` 6a gives 2 × 2,048 to 4,096.
-const WIDTH: u64 = 4096;
+/// Counters in a row. `ROUTING.md` 6a gives 2 × 2,048 to 4,096 where each count is added to all its
+/// counters; as it is done here ([`Sketch::add`]), 2 × 1,024 are as exact as 2 × 4,096 were.
+const WIDTH: u64 = 1024;
 /// Rows of the sketch.
 const ROWS: u64 = 2;
 /// Layout version, requests since the last halving, total: 4 bytes each.
 const HEADER_BYTES: usize = 12;
-/// 12 + 2 × 4,096 × 2 = 16,396 bytes of shared data for each pool.
+/// 12 + 2 × 1,024 × 2 = 4,108 bytes of shared data for each pool.
 const SKETCH_BYTES: usize = HEADER_BYTES + (ROWS * WIDTH * 2) as usize;
 /// Changes with the meaning of the bytes; a sketch with another version is started anew.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 /// Attempts against other workers; a lost count changes no placement that matters.
 const ATTEMPTS_MAX: u32 = 4;
 /// Rungs looked at: 8 + 31 ladder steps up to 8 MiB, two message ends, the prompt's end.
@@ -141,8 +143,12 @@ impl Popularity {
             Ok(seen) => Sketch::from_bytes(seen.value),
             Err(_) => self.alone().clone(),
         };
-        let counts = rungs.iter().map(|rung| sketch.count(rung.key)).collect();
-        (counts, sketch.total())
+        let mut above = u32::MAX;
+        let mut count = |rung: &Rung| {
+            above = above.min(sketch.count(rung.key));
+            above
+        };
+        (rungs.iter().map(&mut count).collect(), sketch.total())
     }
 
     fn alone(&self) -> RefMut<'_, Sketch> {
@@ -209,24 +215,29 @@ impl Sketch {
         sketch
     }
 
-    /// Adds one request with these rungs; the counts after it, rung by rung.
+    /// Adds one request with these rungs, shallow to deep; the counts after it, rung by rung.
+    ///
+    /// A count is the least of its counters, and only those are raised that are below the new count
+    /// (Estan and Varghese's conservative update of a count-min sketch, 2002). A rung is in no
+    /// request without those above it, so it counts no more than they do: what a new prompt's deep
+    /// rungs share counters with does not show.
     fn add(&mut self, rungs: &[Rung], halve_requests: u32) -> Vec<u32> {
         self.set_header(1, self.header(1).saturating_add(1));
         self.set_header(2, self.header(2).saturating_add(1));
         if self.header(1) >= halve_requests {
             self.halve();
         }
-        rungs
-            .iter()
-            .map(|rung| {
-                let cells = cells(rung.key);
-                cells
-                    .iter()
-                    .map(|&cell| self.increment(cell))
-                    .min()
-                    .unwrap_or(0)
-            })
-            .collect()
+        let mut above = u32::MAX;
+        let mut counts = Vec::with_capacity(rungs.len());
+        for rung in rungs {
+            above = above.min(self.count(rung.key));
+            let count = above.saturating_add(1).min(u32::from(u16::MAX));
+            cells(rung.key)
+                .iter()
+                .for_each(|&cell| self.raise(cell, count));
+            counts.push(count);
+        }
+        counts
     }
 
     fn total(&self) -> u32 {
@@ -253,13 +264,13 @@ impl Sketch {
         counters.min().map_or(0, u32::from)
     }
 
-    fn increment(&mut self, cell: usize) -> u32 {
+    fn raise(&mut self, cell: usize, count: u32) {
         let Some([low, high]) = self.bytes.get_mut(cell..cell + 2) else {
-            return 0;
+            return;
         };
-        let count = u16::from_le_bytes([*low, *high]).saturating_add(1);
-        [*low, *high] = count.to_le_bytes();
-        u32::from(count)
+        let known = u16::from_le_bytes([*low, *high]);
+        let count = u16::try_from(count).unwrap_or(u16::MAX);
+        [*low, *high] = known.max(count).to_le_bytes();
     }
 
     fn header(&self, field: usize) -> u32 {
@@ -398,6 +409,39 @@ mod tests {
         for id in 0..5000 {
             visits(&store, &[id, id + 1, id + 2], 1);
         }
-        assert_eq!(store.read("sketch").unwrap().value.unwrap().len(), 16_396);
+        assert_eq!(store.read("sketch").unwrap().value.unwrap().len(), 4_108);
+    }
+
+    #[test]
+    fn prompts_that_share_nothing_make_no_others_look_hot() {
+        // 4,000 prompts of 20 rungs each: 80,000 counts in 1,024 counters a row, of which the
+        // halving keeps about half. Added to all counters, each would have some 40 by then.
+        let store = MemoryStore::new();
+        let own = |id: u64| -> Vec<u64> { (0..20).map(|rung| 1_000 * id + rung).collect() };
+        for id in 1..=4000 {
+            visits(&store, &own(id), 1);
+        }
+        let counts = worker().counts(&store, &ladder(&own(5000))).0;
+        assert!(counts.iter().all(|count| *count <= 24), "{counts:?}");
+        // Counted all the same: one that comes again and again.
+        let ids = own(6000);
+        visits(&store, &ids, 30);
+        let counts = worker().counts(&store, &ladder(&ids)).0;
+        assert!(
+            counts.iter().all(|count| (30..=54).contains(count)),
+            "{counts:?}"
+        );
+    }
+
+    #[test]
+    fn a_rung_counts_no_more_than_the_ones_above_it() {
+        let store = MemoryStore::new();
+        visits(&store, &[1, 2], 9);
+        // 2 below 3, which is new: it was counted as a rung of others.
+        assert_eq!(worker().counts(&store, &ladder(&[1, 2])).0, [9, 9]);
+        assert_eq!(worker().counts(&store, &ladder(&[3, 2])).0, [0, 0]);
+        visits(&store, &[3, 2], 1);
+        assert_eq!(worker().counts(&store, &ladder(&[3, 2])).0, [1, 1]);
+        assert_eq!(worker().counts(&store, &ladder(&[1, 2])).0, [9, 9]);
     }
 }

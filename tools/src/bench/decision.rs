@@ -548,7 +548,7 @@ mod tests {
         // Sketch, page and loads are read once and written once each.
         assert!((2.9..3.1).contains(&parts.reads), "{parts:?}");
         assert!((2.9..3.1).contains(&parts.writes), "{parts:?}");
-        assert!(parts.bytes > 2.0 * 16_396.0, "{parts:?}");
+        assert!(parts.bytes > 2.0 * (4_108.0 + 3_076.0), "{parts:?}");
         assert!(parts.order_us < parts.choice_us, "{parts:?}");
     }
 }
