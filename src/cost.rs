@@ -27,7 +27,8 @@ pub struct Constants {
     pub zone_tokens: f64,
     /// SLACK: the home is kept while it costs no more than this part of the prompt above the best.
     pub slack: f64,
-    /// STICK: a match is kept while it costs no more than this part of the prompt above the best.
+    /// STICK: a match is kept while it costs no more than this part of the prompt above the best; of
+    /// several the first in the key's order, so that a prompt which two hosts hold stays on one.
     pub stick: f64,
     /// BAL: in form K a host gets no more than this part of an even share of new keys.
     pub balance: f64,
@@ -313,9 +314,9 @@ fn choose<'a>(
             return Some(offer);
         }
         let near = best.cost + constants.stick * query.tokens;
-        let matches = open().filter(|offer| offer.known >= home.deepest && offer.cost <= near);
-        if let Some(host) = least(matches, |offer| offer.cost) {
-            return Some(host);
+        let is_match = |offer: &&Offer| offer.known >= home.deepest && offer.cost <= near;
+        if let Some(offer) = open().find(is_match) {
+            return Some(offer);
         }
     }
     let slack = constants.slack * query.belief.home_weight * (query.tokens - query.floor).max(0.0);
@@ -469,6 +470,19 @@ mod tests {
         check("n f n | 2100            | 0 0 0     | 0 900 0    | home 0");
         // All are far, so all cost the same more.
         check("f f f | 5000            | 0 0 0     | 0 0 0      | home 0");
+    }
+
+    #[test]
+    fn of_several_matches_the_first_in_the_keys_order_is_kept_while_it_costs_little_more() {
+        // A match is kept within 250 of the best.
+        // zones | a far one costs | pending   | was sent    | decision
+        check("n n n | 0           | 0 0 0     | 900 900 0   | home 0");
+        check("n n n | 0           | 150 0 0   | 900 900 0   | home 0");
+        check("n n n | 0           | 300 0 0   | 900 900 0   | match 1");
+        check("n n n | 0           | 0 150 0   | 0 900 900   | match 1");
+        check("n n n | 0           | 0 300 0   | 0 900 900   | match 2");
+        // Others hold less of it.
+        check("n n n | 0           | 0 150 0   | 0 900 800   | match 1");
     }
 
     #[test]

@@ -65,6 +65,10 @@ impl Gateway {
 
     /// Places a prompt and leaves it running.
     fn start(&self, prompt: &Prompt) -> (Request, Placed) {
+        self.start_at(prompt, NOW_MS)
+    }
+
+    fn start_at(&self, prompt: &Prompt, now_ms: u64) -> (Request, Placed) {
         let mut request = Request::default();
         let plan = self
             .router
@@ -76,7 +80,7 @@ impl Gateway {
                 &plan,
                 &self.view,
                 &mut request,
-                NOW_MS,
+                now_ms,
                 &self.store,
                 &self.ledger,
             )
@@ -432,4 +436,62 @@ fn what_is_kept_of_a_pool_that_is_gone_is_emptied_and_it_may_come_back() {
             .map(|key| gateway.store.read(&key).unwrap())
             .all(|seen| seen.value.is_none())
     );
+}
+
+/// One pass over 500 prompts that others asked before, 16 running at any time, each with its first
+/// token at once; the host of each.
+fn pass(gateway: &Gateway, number: usize, now_ms: u64) -> Vec<String> {
+    let mut running = std::collections::VecDeque::new();
+    let mut hosts = Vec::new();
+    for n in 0..500 {
+        let system = text(&format!("app {n}"), 12_000);
+        let question = text(&format!("question {number} of {n}"), 200);
+        let prompt = prompt(&[("system", system), ("user", question)]);
+        let (mut request, placed) = gateway.start_at(&prompt, now_ms);
+        gateway.answer(&mut request);
+        running.push_back(request);
+        if running.len() == 16 {
+            gateway.end(&mut running.pop_front().unwrap());
+        }
+        hosts.push(gateway.address(&placed));
+    }
+    running.iter_mut().for_each(|request| gateway.end(request));
+    hosts
+}
+
+#[test]
+fn a_host_that_joins_gets_its_share_and_one_that_leaves_moves_its_own_prompts_only() {
+    let mut gateway = Gateway::new(4, false);
+    let fleet = Fleet::default();
+    let set_hosts = |gateway: &mut Gateway, hosts: std::ops::RangeInclusive<u16>, now_ms| {
+        let report = |n| HostReport::usable(&format!("10.0.0.{n}:8000"));
+        let reports: Vec<HostReport> = hosts.map(report).collect();
+        fleet.apply(&gateway.store, &gateway.ledger, POOL, &reports, now_ms);
+        gateway.view = fleet::view(&gateway.store, POOL).unwrap();
+    };
+    set_hosts(&mut gateway, 1..=4, 1000);
+    pass(&gateway, 0, 2000);
+    let before = pass(&gateway, 1, 3000);
+    assert_eq!(pass(&gateway, 2, 4000), before, "nothing happened");
+
+    set_hosts(&mut gateway, 1..=5, 20_000);
+    let new = "10.0.0.5:8000";
+    for second in 0..35 {
+        pass(&gateway, 3 + second, 20_000 + 1000 * second as u64);
+    }
+    let joined = pass(&gateway, 40, 56_000);
+    let came = |(before, after): &(&String, &String)| before != after && *after == new;
+    let moved = before.iter().zip(&joined).filter(|(a, b)| a != b).count();
+    assert_eq!(before.iter().zip(&joined).filter(came).count(), moved);
+    // A fifth of 500 is 100.
+    assert!((85..=115).contains(&moved), "{moved}");
+
+    set_hosts(&mut gateway, 2..=5, 59_000);
+    let left = pass(&gateway, 41, 60_000);
+    for (n, (before, after)) in joined.iter().zip(&left).enumerate() {
+        assert!(
+            before == after || before == "10.0.0.1:8000",
+            "prompt {n}: {before} {after}"
+        );
+    }
 }
