@@ -117,6 +117,15 @@ impl Process {
     /// If it cannot be asked.
     pub async fn stop(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {
         self.terminate()?;
+        self.wait(limit).await
+    }
+
+    /// Waits for one that was asked to end; `None` if it does not within `limit`. It is not asked
+    /// again: some take a second time for impatience, and do not clean up.
+    ///
+    /// # Errors
+    /// If the system does not say how it ended.
+    pub async fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {
         let started = Instant::now();
         while started.elapsed() < limit {
             if let Some(status) = self.child.try_wait()? {

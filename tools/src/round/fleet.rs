@@ -5,11 +5,13 @@
 //! (real/).
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use rustix::process::Signal;
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
@@ -51,6 +53,11 @@ pub(crate) enum Cooling {
     Restart,
     /// A POST to this path.
     Post(&'static str),
+}
+
+/// Whether an engine that was asked to end did so: in its own way, or because it has none.
+fn ended_as_asked(status: ExitStatus) -> bool {
+    status.success() || status.signal() == Some(Signal::TERM.as_raw())
 }
 
 impl Kind {
@@ -150,8 +157,8 @@ impl Fleet {
         }
         for (process, address) in processes.iter_mut().zip(&self.addresses) {
             let limit = self.kind.stop_limit;
-            match process.stop(limit).await? {
-                Some(status) if status.success() => {}
+            match process.wait(limit).await? {
+                Some(status) if ended_as_asked(status) => {}
                 Some(status) => bail!("the engine on {address} ended badly: {status}"),
                 None => bail!(
                     "the engine on {address} did not end within {} s",
@@ -233,5 +240,13 @@ mod tests {
         }
         drop(taken);
         free(&address, "--engine-port").unwrap();
+    }
+
+    #[test]
+    fn an_engine_may_end_by_the_signal_that_asks_it_to_and_by_no_other() {
+        for (status, expected) in [(0, true), (15, true), (9, false), (1 << 8, false)] {
+            let status = ExitStatus::from_raw(status);
+            assert_eq!(ended_as_asked(status), expected, "{status}");
+        }
     }
 }
