@@ -48,12 +48,14 @@ pub(super) const PART: Part = Part {
         30 ms. Moved: prompts whose next request is served by another host than the last one; \
         calm is the same without any event. A fifth host is due 20 % of the prompts, and 35 s \
         after it joined its share of the requests is taken. Of a host that leaves, only its own \
-        prompts have to move; others moved besides. A killed host is not announced: failed are \
+        prompts have to move; others moved besides, and of these some are computed anew, the rest \
+        went to a host that has them too. A killed host is not announced: failed are \
         requests that the client saw fail within 15 s, of those sent, and until when.",
     columns: &[
         column("calm", "calm %", 1),
         plotted("moved", "moved %", 1),
         column("others", "others %", 1),
+        column("anew", "anew %", 1),
         plotted("new", "new host %", 1),
         column("own", "its own %", 1),
         plotted("lost", "failed", 0),
@@ -121,7 +123,15 @@ struct Fleet {
 }
 
 /// Where each prompt was last served.
-type Places = BTreeMap<u64, String>;
+type Places = BTreeMap<u64, Place>;
+
+/// Where a prompt was served.
+#[derive(Clone, Debug, PartialEq)]
+struct Place {
+    host: String,
+    /// Whether most of it was in the host's cache.
+    cached: bool,
+}
 
 impl Fleet {
     async fn play(mut self) -> Result<[Outcome; 3]> {
@@ -151,7 +161,7 @@ impl Fleet {
         outcome.figure("calm", Moves::between(before, calm, "").share());
         outcome.figure("moved", moves.share());
         outcome.figure("others", percent(moves.others, moves.of));
-        let got = after.values().filter(|host| **host == new).count();
+        let got = after.values().filter(|place| place.host == new).count();
         outcome.figure("new", percent(got, after.len()));
         outcome.figure("failed", failed(&settled) as f64);
         Ok(outcome)
@@ -162,15 +172,16 @@ impl Fleet {
         self.router.set_hosts(&self.hosts.clone()).await?;
         let after = self.look(1).await?;
         ensure!(
-            !after.values().any(|host| *host == gone),
+            !after.values().any(|place| place.host == gone),
             "{gone} was removed and still gets requests"
         );
         let moves = Moves::between(before, &after, &gone);
         let mut outcome = Outcome::default();
         outcome.figure("moved", moves.share());
-        let own = before.values().filter(|host| **host == gone).count();
+        let own = before.values().filter(|place| place.host == gone).count();
         outcome.figure("own", percent(own, before.len()));
         outcome.figure("others", percent(moves.others, moves.of));
+        outcome.figure("anew", percent(moves.anew, moves.of));
         Ok(outcome)
     }
 
@@ -242,7 +253,10 @@ fn places(records: &[Record]) -> Result<Places> {
         }
         let host = record.outcome.host.clone();
         let host = host.context("an answer does not say which engine gave it")?;
-        places.insert(record.prefix.context("a request without a prompt")?, host);
+        let usage = record.outcome.answer.usage.unwrap_or_default();
+        let cached = usage.cached_tokens.unwrap_or_default() * 2 > usage.prompt_tokens;
+        let prompt = record.prefix.context("a request without a prompt")?;
+        places.insert(prompt, Place { host, cached });
     }
     Ok(places)
 }
@@ -252,6 +266,8 @@ struct Moves {
     moved: usize,
     /// Those of them that neither left nor reached the host in question.
     others: usize,
+    /// Those of these that were computed anew.
+    anew: usize,
     of: usize,
 }
 
@@ -259,14 +275,15 @@ impl Moves {
     fn between(before: &Places, after: &Places, host: &str) -> Self {
         let moved = before.iter().filter_map(|(prompt, from)| {
             let to = after.get(prompt)?;
-            (to != from).then_some((from, to))
+            (to.host != from.host).then_some((from, to))
         });
         let moved: Vec<_> = moved.collect();
         let others = moved
             .iter()
-            .filter(|(from, to)| *from != host && *to != host);
+            .filter(|(from, to)| from.host != host && to.host != host);
         Self {
-            others: others.count(),
+            others: others.clone().count(),
+            anew: others.filter(|(_, to)| !to.cached).count(),
             moved: moved.len(),
             of: before.len(),
         }
@@ -287,15 +304,20 @@ mod tests {
 
     #[test]
     fn a_move_is_counted_and_whether_the_event_explains_it() {
+        // A host in capitals computes the prompt anew.
         let places = |hosts: &[&str]| -> Places {
-            let hosts = hosts.iter().map(|host| (*host).to_owned());
-            (0..).zip(hosts).collect()
+            let place = |host: &&str| Place {
+                host: host.to_lowercase(),
+                cached: host.chars().all(char::is_lowercase),
+            };
+            (0..).zip(hosts.iter().map(place)).collect()
         };
-        let before = places(&["a", "b", "c", "a", "b"]);
-        let after = places(&["a", "new", "b", "new", "b"]);
+        let before = places(&["a", "b", "c", "a", "b", "c"]);
+        let after = places(&["a", "NEW", "B", "new", "b", "a"]);
         let moves = Moves::between(&before, &after, "new");
-        assert_eq!((moves.moved, moves.others, moves.of), (3, 1, 5));
-        assert_eq!(moves.share(), 60.0);
+        let counts = (moves.moved, moves.others, moves.anew, moves.of);
+        assert_eq!(counts, (4, 2, 1, 6));
+        assert_eq!((moves.share() * 6.0).round(), 400.0);
         assert_eq!(Moves::between(&before, &before, "new").moved, 0);
     }
 }
