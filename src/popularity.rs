@@ -143,12 +143,7 @@ impl Popularity {
             Ok(seen) => Sketch::from_bytes(seen.value),
             Err(_) => self.alone().clone(),
         };
-        let mut above = u32::MAX;
-        let mut count = |rung: &Rung| {
-            above = above.min(sketch.count(rung.key));
-            above
-        };
-        (rungs.iter().map(&mut count).collect(), sketch.total())
+        (sketch.counts(rungs), sketch.total())
     }
 
     fn alone(&self) -> RefMut<'_, Sketch> {
@@ -215,29 +210,34 @@ impl Sketch {
         sketch
     }
 
-    /// Adds one request with these rungs, shallow to deep; the counts after it, rung by rung.
-    ///
-    /// A count is the least of its counters, and only those are raised that are below the new count
-    /// (Estan and Varghese's conservative update of a count-min sketch, 2002). A rung is in no
-    /// request without those above it, so it counts no more than they do: what a new prompt's deep
-    /// rungs share counters with does not show.
+    /// Adds one request with these rungs, shallow to deep; the counts after it, rung by rung. Only
+    /// those of a rung's counters are raised that are below its new count (Estan and Varghese's
+    /// conservative update of a count-min sketch, 2002).
     fn add(&mut self, rungs: &[Rung], halve_requests: u32) -> Vec<u32> {
         self.set_header(1, self.header(1).saturating_add(1));
         self.set_header(2, self.header(2).saturating_add(1));
         if self.header(1) >= halve_requests {
             self.halve();
         }
-        let mut above = u32::MAX;
-        let mut counts = Vec::with_capacity(rungs.len());
-        for rung in rungs {
-            above = above.min(self.count(rung.key));
-            let count = above.saturating_add(1).min(u32::from(u16::MAX));
-            cells(rung.key)
-                .iter()
-                .for_each(|&cell| self.raise(cell, count));
-            counts.push(count);
+        let mut counts = self.counts(rungs);
+        for (rung, count) in rungs.iter().zip(&mut counts) {
+            *count = count.saturating_add(1);
+            for cell in cells(rung.key) {
+                self.raise(cell, *count);
+            }
         }
         counts
+    }
+
+    /// How often each of a prompt's rungs was counted. A rung is in no request without those above
+    /// it, so it counts no more than they do: what a new prompt's deep rungs share counters with does
+    /// not show.
+    fn counts(&self, rungs: &[Rung]) -> Vec<u32> {
+        let counts = rungs.iter().scan(u32::MAX, |above, rung| {
+            *above = self.count(rung.key).min(*above);
+            Some(*above)
+        });
+        counts.collect()
     }
 
     fn total(&self) -> u32 {
