@@ -5,9 +5,7 @@
 //!
 //! A request needs one page of the table: all its checkpoints lie in the page of its key, because
 //! two prompts that share a checkpoint deeper than the key share the key too. So a look-up is one
-//! read and an insertion one compare-and-swap, whatever the prompt's length. A worker that gets
-//! requests thick and fast keeps the pages that it uses for some milliseconds, and its notes with
-//! them: that halves what the index costs it.
+//! read and an insertion one compare-and-swap, whatever the prompt's length.
 
 use crate::load::{Seat, Slot};
 use crate::prefix::Key;
