@@ -154,8 +154,7 @@ fn measure(args: &RunArgs, parts: &[What], files: &Files) -> Result<()> {
     publish(&results, &folder, files, args.json)?;
     match results.faults().len() {
         0 => Ok(()),
-        1 => bail!("one thing could not be measured; it is named above"),
-        count => bail!("{count} things could not be measured; they are named above"),
+        count => bail!("measurements that are missing, as named above: {count}"),
     }
 }
 
