@@ -38,17 +38,18 @@ pub fn score(key: Key, host: HostId) -> u64 {
 pub fn order<H: Copy>(key: Key, hosts: &[H], traits: impl Fn(&H) -> (HostId, u32)) -> Vec<H> {
     let first = hosts.first().map_or(1, |host| traits(host).1);
     let is_even = hosts.iter().all(|host| traits(host).1 == first);
-    let mut placed: Vec<(u64, Reverse<u64>, HostId, H)> = hosts
-        .iter()
-        .map(|host| {
-            let (id, weight) = traits(host);
-            let score = score(key, id);
-            let distance = if is_even { 0 } else { distance(score, weight) };
-            (distance, Reverse(score), id, *host)
-        })
-        .collect();
-    placed.sort_unstable_by_key(|&(distance, score, id, _)| (distance, score, id));
-    placed.into_iter().map(|(_, _, _, host)| host).collect()
+    let place = |(number, host): (usize, &H)| {
+        let (id, weight) = traits(host);
+        let score = score(key, id);
+        let distance = if is_even { 0 } else { distance(score, weight) };
+        (distance, Reverse(score), id, number)
+    };
+    // Numbers and not the hosts: they are smaller, and sorted by the same code whatever a host is.
+    let mut placed: Vec<(u64, Reverse<u64>, HostId, usize)> =
+        hosts.iter().enumerate().map(place).collect();
+    placed.sort_unstable();
+    let host = |(_, _, _, number)| hosts.get(number).copied();
+    placed.into_iter().filter_map(host).collect()
 }
 
 /// Weights above this are taken as this much: 2^20 leaves the arithmetic below its room.

@@ -141,13 +141,12 @@ impl Selector {
                 found.default_lists_models = !matches.models.is_empty();
             }
         }
-        let mut headers: Vec<(String, Table)> = headers
-            .into_iter()
+        // The others stay in the order of their names.
+        let component = headers.remove_entry(names::COMPONENT_HEADER);
+        let headers = component.into_iter().chain(headers);
+        found.headers = headers
             .map(|(name, table)| (name.to_owned(), table))
             .collect();
-        // Stable: the others stay in the order of their names.
-        headers.sort_by_key(|(name, _)| name != names::COMPONENT_HEADER);
-        found.headers = headers;
         found
     }
 

@@ -22,10 +22,10 @@ pub fn labelled(
     let seen = store.read(&key).unwrap_or_default();
     let text = seen.value.unwrap_or_default();
     let text = String::from_utf8(text).unwrap_or_default();
-    let mut labels: BTreeMap<String, Load> = text
-        .lines()
-        .map(|label| (label.to_owned(), Load::default()))
-        .collect();
+    let lines = text.lines();
+    // Not collected: see Table::view in fleet.rs.
+    let mut labels: BTreeMap<String, Load> = BTreeMap::new();
+    labels.extend(lines.map(|label| (label.to_owned(), Load::default())));
     let known = labels.len();
     let mut other = labels.remove(names::OTHER);
     for HostLoad {

@@ -47,13 +47,15 @@ impl Stalls {
     /// when it answers, or when nobody waits for it any more: the next prompt then tries it.
     pub fn mark(&mut self, loads: &Loads, view: &View, reports: &mut [HostReport], now_ms: u64) {
         let known = view.hosts.iter().map(|host| (host.address.as_str(), host));
-        let known: BTreeMap<&str, &Host> = known.collect();
+        // Not collected: see Table::view.
+        let mut hosts: BTreeMap<&str, &Host> = BTreeMap::new();
+        hosts.extend(known);
         self.count_answers(loads, view);
         let usable = reports.iter().filter(|report| report.state.is_usable());
         let others = (usable.count() as u64).saturating_sub(1);
         let mut seen = BTreeMap::new();
         for report in reports.iter_mut().filter(|own| own.state.is_usable()) {
-            let Some(host) = known.get(report.address.as_str()) else {
+            let Some(host) = hosts.get(report.address.as_str()) else {
                 continue;
             };
             let load = loads.of(host.seat);

@@ -40,6 +40,19 @@ async fn every_shipped_envoy_config_validates() {
     assert!(checked >= 2, "only {checked} configs in {folder:?}");
 }
 
+/// envoy-gateway.yaml and istio.yaml bring the filter into the proxies in one.
+#[test]
+fn the_filter_fits_into_a_kubernetes_config_map() {
+    const CONFIG_MAP_BYTES: u64 = 1_048_576;
+    let wasm = tools::setup::ready().unwrap().wasm;
+    let bytes = std::fs::metadata(&wasm).unwrap().len();
+    assert!(
+        bytes <= CONFIG_MAP_BYTES,
+        "{wasm:?} has {bytes} bytes, {} too many",
+        bytes - CONFIG_MAP_BYTES
+    );
+}
+
 /// vLLM's and SGLang's server closes them after 5 s: of 320 requests sent 5 s after the one before,
 /// 47 were answered 503 by an Envoy that kept them.
 #[tokio::test]

@@ -43,8 +43,8 @@ pub(super) enum Toolchain {
     Packaged(Packaged),
 }
 
-/// What .cargo/config.toml says of the target.
-const FILTER_FLAGS: &str = "-Ctarget-feature=+simd128";
+/// What .cargo/config.toml says of the target, as `CARGO_ENCODED_RUSTFLAGS` parts flags.
+const FILTER_FLAGS: &str = "-Ctarget-feature=+simd128\x1f-Cllvm-args=-inline-threshold=75";
 
 /// A compiler from packages.
 #[derive(Debug)]
