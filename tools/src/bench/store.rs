@@ -1,13 +1,13 @@
 //! The file that keeps the finished rows of a long measurement, one JSON object a line.
 //!
 //! Guarantee: a row is on disk when `keep` returns, and is found again only under the same commit,
-//! seed and sizes, and only if it can be believed; a line that cannot be read is passed over. Not
-//! here: what rows are.
+//! seed and sizes, and only if it can be believed; a line that cannot be read is passed over. One
+//! process at a time has the file, so that none writes over another's rows. Not here: what rows are.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -47,11 +47,17 @@ pub(super) struct Store<T> {
     path: PathBuf,
     resume: bool,
     rows: Vec<T>,
+    /// Held as long as this is. The file of rows itself is replaced with each of them.
+    _lock: File,
 }
 
 impl<T: Kept> Store<T> {
     /// Opens the file; rows are found in it to resume only.
+    ///
+    /// # Errors
+    /// If another process has it open: two that measure at once would disturb each other as well.
     pub(super) fn open(path: PathBuf, resume: bool) -> Result<Self> {
+        let lock = lock(&path)?;
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -65,6 +71,7 @@ impl<T: Kept> Store<T> {
             path,
             resume,
             rows: rows.collect(),
+            _lock: lock,
         })
     }
 
@@ -96,6 +103,22 @@ impl<T: Kept> Store<T> {
             .with_context(|| format!("cannot write {}", fresh.display()))?;
         fs::rename(&fresh, &self.path)
             .with_context(|| format!("cannot replace {}", self.path.display()))
+    }
+}
+
+/// Makes this process the only one that has the file at `path` open.
+fn lock(path: &Path) -> Result<File> {
+    let name = path.with_extension("lock");
+    let file = File::create(&name).with_context(|| format!("cannot write {}", name.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => bail!(
+            "another run keeps its results in {}: wait for it, or give another --output",
+            path.display()
+        ),
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("cannot lock {}", name.display()))
+        }
     }
 }
 
@@ -150,6 +173,7 @@ mod tests {
         let path = folder.path().join("rows.jsonl");
         let mut store = Store::open(path.clone(), false).unwrap();
         store.keep(&line("one", 0.9)).unwrap();
+        drop(store);
         let again = Store::<Line>::open(path.clone(), true).unwrap();
         assert_eq!(again.find("one", &key(1)), Some(line("one", 0.9)));
         assert_eq!(again.find("two", &key(1)), None);
@@ -157,9 +181,11 @@ mod tests {
         let mut other = key(1);
         other.sizes = "{\"speed\":1}".to_owned();
         assert_eq!(again.find("one", &other), None);
+        drop(again);
         let mut fresh = Store::open(path.clone(), false).unwrap();
         assert_eq!(fresh.find("one", &key(1)), None, "only to resume");
         fresh.keep(&line("two", 0.7)).unwrap();
+        drop(fresh);
         let again = Store::open(path, true).unwrap();
         assert_eq!(
             again.find("one", &key(1)),
@@ -180,6 +206,7 @@ mod tests {
         store.keep(&line("one", 0.8)).unwrap();
         store.keep(&doubtful).unwrap();
         store.keep(&line("two", 0.9)).unwrap();
+        drop(store);
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, &text[..text.len() - 9]).unwrap();
         let mut again = Store::open(path.clone(), true).unwrap();
@@ -190,8 +217,29 @@ mod tests {
         );
         assert_eq!(again.find("two", &key(1)), None, "its line is cut");
         again.keep(&line("two", 0.7)).unwrap();
+        drop(again);
         let last = Store::open(path, true).unwrap();
         assert_eq!(last.find("two", &key(1)), Some(line("two", 0.7)));
+    }
+
+    #[test]
+    fn a_second_run_in_one_folder_is_refused_and_loses_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rows.jsonl");
+        let mut store = Store::open(path.clone(), false).unwrap();
+        let Err(error) = Store::<Line>::open(path.clone(), true) else {
+            panic!("opened twice");
+        };
+        let text = error.to_string();
+        assert!(
+            text.starts_with("another run keeps its results in"),
+            "{text}"
+        );
+        assert!(text.ends_with("give another --output"), "{text}");
+        store.keep(&line("one", 0.9)).unwrap();
+        drop(store);
+        let again = Store::<Line>::open(path, true).unwrap();
+        assert_eq!(again.find("one", &key(1)), Some(line("one", 0.9)));
     }
 
     #[test]
@@ -202,6 +250,7 @@ mod tests {
         for name in ["one", "two", "three", "four"] {
             store.keep(&line(name, 1.0)).unwrap();
         }
+        drop(store);
         let again = Store::<Line>::open(path, true).unwrap();
         assert_eq!(again.find("one", &key(1)), None);
         assert_eq!(again.find("four", &key(1)), Some(line("four", 1.0)));

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use super::{Report, Run, gain};
 
 /// Columns of the narrowest terminal that is served.
-const WIDTH: usize = 80;
+pub const WIDTH: usize = 80;
 
 /// The report as text.
 #[must_use]

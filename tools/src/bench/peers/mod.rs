@@ -27,6 +27,7 @@ use clap::{Args, ValueEnum};
 use super::store::{Key, Store};
 use crate::engine::cost::EngineConfig;
 use crate::engine::server::ServerConfig;
+use crate::report::table::{WIDTH, wrap_to};
 use crate::round::interrupted;
 use crate::setup;
 use install::{Installed, Package};
@@ -286,7 +287,7 @@ impl Outcome {
 
 /// A play that is to be made.
 struct Slot {
-    part: &'static str,
+    part: &'static Part,
     cell: String,
     router: String,
     repeat: u32,
@@ -312,6 +313,13 @@ struct Bench {
 impl Bench {
     fn new(args: &RunArgs, files: &Files) -> Result<Self> {
         let mut contestants = Contestant::named(&args.routers)?;
+        let folder = match &args.output {
+            Some(folder) => folder.clone(),
+            None => setup::results("bench")?,
+        };
+        std::fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot create the folder {}", folder.display()))?;
+        let store = Store::open(folder.join(files.plays), args.resume)?;
         let ready = setup::ready()?;
         let (installed, missing) = Installed::new(&contestants);
         for line in &missing {
@@ -319,12 +327,6 @@ impl Bench {
         }
         contestants.retain(|one| installed.has(one));
         ensure!(!contestants.is_empty(), "none of the routers can be run");
-        let folder = match &args.output {
-            Some(folder) => folder.clone(),
-            None => setup::results("bench")?,
-        };
-        std::fs::create_dir_all(&folder)
-            .with_context(|| format!("cannot create the folder {}", folder.display()))?;
         let workers = args.workers.unwrap_or_else(processors);
         let key = Key {
             commit: setup::commit(),
@@ -335,7 +337,7 @@ impl Bench {
             contestants,
             installed,
             missing,
-            store: Store::open(folder.join(files.plays), args.resume)?,
+            store,
             plays: Vec::new(),
             key,
             seed: args.seed,
@@ -376,9 +378,9 @@ impl Bench {
         Router::open(contestant, engines, workers, &self.installed, &folder).await
     }
 
-    fn slot(&self, part: &Part, cell: &str, router: &str, repeat: u32) -> Slot {
+    fn slot(&self, part: &'static Part, cell: &str, router: &str, repeat: u32) -> Slot {
         Slot {
-            part: part.name,
+            part,
             cell: cell.to_owned(),
             router: router.to_owned(),
             repeat,
@@ -387,7 +389,7 @@ impl Bench {
 
     /// Whether all these plays were made by an earlier run, and are taken from there.
     fn have(&mut self, slots: &[Slot]) -> bool {
-        let name = |slot: &Slot| plays::name(slot.part, &slot.cell, &slot.router, slot.repeat);
+        let name = |slot: &Slot| plays::name(slot.part.name, &slot.cell, &slot.router, slot.repeat);
         let found = slots
             .iter()
             .map(|slot| self.store.find(&name(slot), &self.key));
@@ -407,7 +409,7 @@ impl Bench {
             repeat,
         } = slot;
         let mut play = Play {
-            part: part.to_owned(),
+            part: part.name.to_owned(),
             cell,
             router,
             repeat,
@@ -424,17 +426,7 @@ impl Bench {
             }
             Err(error) => play.faults.push(format!("{error:#}")),
         }
-        let figures = play.figures.iter();
-        let figures: Vec<String> = figures
-            .map(|(name, value)| format!("{name} {value:.2}"))
-            .collect();
-        eprintln!(
-            "bench: {}, round {repeat}, {}: {}{}",
-            play.cell,
-            play.router,
-            figures.join(", "),
-            play.faults.join("; ")
-        );
+        eprintln!("{}", told(&play, part));
         self.store.keep(&play)?;
         self.plays.push(play);
         Ok(())
@@ -474,6 +466,30 @@ impl Bench {
     }
 }
 
+/// What a play brought, or why it failed, in lines of at most 80 characters.
+fn told(play: &Play, part: &Part) -> String {
+    let columns = part.columns.iter();
+    let figures = columns.filter_map(|column| {
+        let value = *play.figures.get(column.figure)?;
+        let digits = column.digits;
+        (value > 0.0 || !column.quiet).then(|| format!("{} {value:.digits$}", column.head))
+    });
+    let said: Vec<String> = figures.chain(play.faults.iter().cloned()).collect();
+    let Play {
+        cell,
+        router,
+        repeat,
+        ..
+    } = play;
+    let text = format!("{cell}, round {repeat}, {router}: {}", said.join(", "));
+    let lines = wrap_to(&text, WIDTH - PREFIX.len());
+    let indent = " ".repeat(PREFIX.len());
+    PREFIX.to_owned() + &lines.join(&format!("\n{indent}"))
+}
+
+/// Before what is told while it runs.
+const PREFIX: &str = "bench: ";
+
 /// How this program was called, as one would type it.
 fn command() -> String {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -508,4 +524,41 @@ fn machine() -> String {
 /// The machine's processors, as far as this process may use them.
 fn processors() -> u32 {
     std::thread::available_parallelism().map_or(1, |count| count.get() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_of_a_play_fits_a_terminal_of_80_columns() {
+        let figures = [
+            ("hits", 72.25),
+            ("p50", 219.4),
+            ("p99", 856.0),
+            ("failed", 0.0),
+        ];
+        let play = Play {
+            cell: "caches too small: 12 slots for 24 conversations of 4 turns".to_owned(),
+            router: "sglang-cache_aware-tuned".to_owned(),
+            repeat: 2,
+            figures: figures.map(|(name, value)| (name.to_owned(), value)).into(),
+            ..Play::default()
+        };
+        assert_eq!(
+            told(&play, &fleet::BAD),
+            "bench: caches too small: 12 slots for 24 conversations of 4 turns, round 2,\n       \
+             sglang-cache_aware-tuned: hits % 72.2, TTFT P50 219, P99 ms 856"
+        );
+        let failed = Play {
+            faults: vec!["smg did not start".to_owned()],
+            figures: [("hits".to_owned(), 72.25), ("failed".to_owned(), 3.0)].into(),
+            ..play
+        };
+        let text = told(&failed, &fleet::BAD);
+        assert!(
+            text.ends_with("hits % 72.2, failed 3, smg did not start"),
+            "{text}"
+        );
+    }
 }
