@@ -472,7 +472,9 @@ fn told(play: &Play, part: &Part) -> String {
     let figures = columns.filter_map(|column| {
         let value = *play.figures.get(column.figure)?;
         let digits = column.digits;
-        (value > 0.0 || !column.quiet).then(|| format!("{} {value:.digits$}", column.head))
+        // No line ends within a figure.
+        let figure = format!("{} {value:.digits$}", column.head).replace(' ', "\u{a0}");
+        (value > 0.0 || !column.quiet).then_some(figure)
     });
     let said: Vec<String> = figures.chain(play.faults.iter().cloned()).collect();
     let Play {
@@ -536,6 +538,7 @@ mod tests {
             ("hits", 72.25),
             ("p50", 219.4),
             ("p99", 856.0),
+            ("good", 35.0),
             ("failed", 0.0),
         ];
         let play = Play {
@@ -548,7 +551,7 @@ mod tests {
         assert_eq!(
             told(&play, &fleet::BAD),
             "bench: caches too small: 12 slots for 24 conversations of 4 turns, round 2,\n       \
-             sglang-cache_aware-tuned: hits % 72.2, TTFT P50 219, P99 ms 856"
+             sglang-cache_aware-tuned: hits % 72.2, TTFT P50 219, P99 ms 856, good % 35"
         );
         let failed = Play {
             faults: vec!["smg did not start".to_owned()],
