@@ -17,6 +17,7 @@
 pub mod config;
 pub mod cost;
 pub mod discovery;
+pub mod elsewhere;
 pub mod excess;
 #[cfg(feature = "filter")]
 pub mod filter;

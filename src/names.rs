@@ -65,6 +65,8 @@ pub const DECISION_US: &str = "prefix_router_decision_us";
 pub const HOST_SOURCE_ERRORS: &str = "prefix_router_host_source_errors_total";
 /// Requests taken from the counters because Envoy no longer had them.
 pub const COUNTER_REPAIRS: &str = "prefix_router_counter_repairs_total";
+/// Requests that another host answered than the chosen one.
+pub const SERVED_ELSEWHERE: &str = "prefix_router_served_elsewhere_total";
 /// Bodies read, by API family.
 pub const PAYLOAD: &str = "prefix_router_payload_total";
 /// Bodies that were not read as a prompt, or not to their end, by reason.
@@ -152,6 +154,10 @@ metrics! {
     COUNTER_REPAIRS Counter [POOL]
         "Requests taken from the counters because Envoy no longer had them, as after a panic of a \
          VM.";
+    SERVED_ELSEWHERE Counter [POOL]
+        "Requests that another host answered than the chosen one: after a retry, or because the \
+         choice does not reach the cluster. If it is a large part of all, `prefix-router check` says \
+         what loses it.";
     FLAG_UNSET Counter [POOL]
         "Times that Envoy was found to hold bodies back: set `allow_on_headers_stop_iteration`.";
     BODY_REFUSED Counter [POOL]

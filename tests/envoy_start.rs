@@ -132,6 +132,53 @@ async fn a_missing_wasm_file_is_named() {
     );
 }
 
+/// Sends prompts, half of them new; what the answers say of the decision, and how many were counted
+/// as served elsewhere.
+async fn decisions_and_elsewhere(gateway: &Gateway) -> (Vec<String>, f64) {
+    let client = gateway.client(Protocol::Http1);
+    let mut decisions = Vec::new();
+    for n in 0..60 {
+        let body = chat(&words(n / 2, 2000), "hello");
+        let answer = client.ok(Request::chat(body)).await.unwrap();
+        decisions.push(answer.header("x-prefix-router-decision").unwrap());
+    }
+    let metric = gateway.metric("prefix_router_served_elsewhere_total", &[]);
+    (decisions, metric.await.unwrap())
+}
+
+#[tokio::test]
+async fn a_choice_that_does_not_reach_the_cluster_is_counted_and_told() {
+    const TOLD: &str = "were answered by other hosts than the chosen ones";
+    let engines = MockEngine::start_many(3).await.unwrap();
+    let config = json!({"debug_headers": "always"});
+    let gateway = || Gateway::of(&engines).config(config.clone());
+    // One worker, which sees all of the answers.
+    let good = gateway().edit(|plan| plan.concurrency(1));
+    let lost = gateway().edit(|plan| {
+        plan.concurrency(1).edit_filters(|filters| {
+            let key = filters[1].pointer_mut("/typed_config/request_rules/0/on_header_present/key");
+            *key.unwrap() = json!("prefix_route_host");
+            Ok(())
+        })
+    });
+    let (good, lost) = (good.start().await.unwrap(), lost.start().await.unwrap());
+
+    let (decisions, elsewhere) = decisions_and_elsewhere(&good).await;
+    assert_eq!(elsewhere, 0.0);
+    let is_plain = |decision: &String| ["home", "match", "divert"].contains(&decision.as_str());
+    assert!(decisions.iter().all(is_plain), "{decisions:?}");
+    assert!(good.envoy().log_lines(TOLD).is_empty());
+
+    let (decisions, elsewhere) = decisions_and_elsewhere(&lost).await;
+    let said = decisions
+        .iter()
+        .filter(|one| one.ends_with(" (served elsewhere)"));
+    assert_eq!(said.count() as f64, elsewhere);
+    assert!((20.0..=60.0).contains(&elsewhere), "{elsewhere} of 60");
+    let told = eventually(SOON, async || lost.envoy().log_lines(TOLD).len() == 1);
+    assert!(told.await, "{:?}", lost.envoy().log_lines(TOLD));
+}
+
 /// Without the setting that lets a filter hold headers but not the body.
 fn without_stop_iteration(gateway: GatewayPlan) -> GatewayPlan {
     gateway.edit(|plan| {

@@ -239,7 +239,7 @@ impl Http {
         self.worker.write(changes);
     }
 
-    fn write_debug_headers(&self, served_by: Option<&str>) {
+    fn write_debug_headers(&self, served_by: Option<&str>, obeyed: Option<bool>) {
         let decision = match &self.placed {
             Some(placed) => placed.placement.decision,
             None => Decision::Abstain(self.passed),
@@ -248,6 +248,9 @@ impl Http {
         let pool = self.worker.pool(self.pool);
         if self.placed.is_some() && pool.is_some_and(Pool::observes) {
             decision.push_str(" (observed)");
+        }
+        if obeyed == Some(false) {
+            decision.push_str(" (served elsewhere)");
         }
         host::set_response_header(names::DEBUG_DECISION, &decision);
         if let Some(pool) = pool {
@@ -268,6 +271,15 @@ impl Http {
             }
             host::set_response_header(names::DEBUG_CHECKPOINT, &position.to_string());
         }
+    }
+
+    /// Whether the proxy sent the request where it was told to; `None` if it was not told, or if no
+    /// host answered.
+    fn obeyed(&self, served_by: Option<Seat>, address: Option<&str>) -> Option<bool> {
+        let pool = self.worker.pool(self.pool)?;
+        let chosen = self.placed.as_ref()?.placement.hosts.first()?;
+        let is_told = address.is_some() && !pool.observes();
+        is_told.then_some(Some(chosen.seat) == served_by)
     }
 
     /// What the answer says is compared with what was expected of the chosen host.
@@ -371,6 +383,10 @@ impl HttpContext for Http {
         let seat = address
             .as_deref()
             .and_then(|address| self.worker.seat_of(address));
+        let obeyed = self.obeyed(seat, address.as_deref());
+        if let (Some(obeyed), Some(pool)) = (obeyed, self.worker.pool(self.pool)) {
+            pool.served(obeyed);
+        }
         // Before the booking moves.
         self.give_back();
         let changes = self.request.served_by(seat);
@@ -393,7 +409,7 @@ impl HttpContext for Http {
             host::remove_response_header(names::ROUTE_FIRST);
         }
         if self.debug_headers {
-            self.write_debug_headers(address.as_deref());
+            self.write_debug_headers(address.as_deref(), obeyed);
         }
         Action::Continue
     }

@@ -24,6 +24,7 @@ pub struct Metrics {
     body_refused: Option<Metric>,
     source_errors: Option<Metric>,
     repairs: Option<Metric>,
+    served_elsewhere: Option<Metric>,
     usage: [Option<Metric>; State::ALL.len()],
     prompt_tokens: Option<Metric>,
     cached_tokens: Option<Metric>,
@@ -53,6 +54,7 @@ impl Metrics {
             body_refused: plain(names::BODY_REFUSED),
             source_errors: plain(names::HOST_SOURCE_ERRORS),
             repairs: plain(names::COUNTER_REPAIRS),
+            served_elsewhere: plain(names::SERVED_ELSEWHERE),
             usage: State::ALL.map(|state| counter(names::USAGE, names::STATE, state.label())),
             prompt_tokens: plain(names::PROMPT_TOKENS),
             cached_tokens: plain(names::CACHED_TOKENS),
@@ -148,6 +150,11 @@ impl Metrics {
     /// The host source failed.
     pub fn source_error(&self) {
         host::increment(self.source_errors, 1);
+    }
+
+    /// Another host answered than the chosen one.
+    pub fn served_elsewhere(&self) {
+        host::increment(self.served_elsewhere, 1);
     }
 
     /// Requests that nobody will end were taken from the counters.

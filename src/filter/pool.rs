@@ -7,12 +7,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use log::{info, warn};
+use log::{error, info, warn};
 
 use super::host::{self, Shared};
 use super::metrics::Metrics;
 use crate::config::{self, Config, HostSource, Mode};
 use crate::discovery::{Discovery, Evidence, Outcome};
+use crate::elsewhere::Elsewhere;
 use crate::hosts;
 use crate::learned::Report;
 use crate::load::{Changes, Ledger};
@@ -52,6 +53,7 @@ pub struct Pool {
     pub is_rivalled: Cell<bool>,
     view: RefCell<Rc<View>>,
     reporting: RefCell<Reporting>,
+    elsewhere: Cell<Elsewhere>,
 }
 
 impl Pool {
@@ -67,6 +69,7 @@ impl Pool {
             is_rivalled: Cell::default(),
             view: RefCell::default(),
             reporting: RefCell::default(),
+            elsewhere: Cell::default(),
             config: pool.clone(),
         }
     }
@@ -89,6 +92,26 @@ impl Pool {
     /// The tick: ends what is pending of requests whose prompts should have been computed by now.
     pub fn end_overdue(&self, now_ms: u64, ledger: &Ledger) {
         self.router.end_overdue(now_ms, &Shared, ledger);
+    }
+
+    /// A host answered a request that was routed; `obeyed` if it is the chosen one. Counts and tells
+    /// if the proxy does not do what it is told.
+    pub fn served(&self, obeyed: bool) {
+        if !obeyed {
+            self.metrics.served_elsewhere();
+        }
+        let mut seen = self.elsewhere.get();
+        let lost = seen.see(!obeyed);
+        self.elsewhere.set(seen);
+        if let Some((elsewhere, answers)) = lost {
+            error!(
+                "pool {}: of the last {answers} routed requests, {elsewhere} were answered by \
+                 other hosts than the chosen ones: unless that many are retried, Envoy does not \
+                 see the choice, or their route leads to another cluster; `prefix-router check` \
+                 on Envoy's file says why",
+                self.config.name
+            );
+        }
     }
 
     /// Whether decisions are only told, and the proxy's own choice serves.

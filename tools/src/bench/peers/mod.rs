@@ -551,7 +551,7 @@ mod tests {
         assert_eq!(
             told(&play, &fleet::BAD),
             "bench: caches too small: 12 slots for 24 conversations of 4 turns, round 2,\n       \
-             sglang-cache_aware-tuned: hits % 72.2, TTFT P50 219, P99 ms 856, good % 35"
+             sglang-cache_aware-tuned: hits % 72.2, TTFT P50 219, P99 ms 856,\n       good % 35"
         );
         let failed = Play {
             faults: vec!["smg did not start".to_owned()],
