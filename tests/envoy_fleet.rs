@@ -246,9 +246,15 @@ async fn five_hundred_hosts_are_all_used_and_each_prefix_keeps_its_own() {
         .pool(json!({"hosts": {"admin_cluster": "envoy_admin", "poll_ms": 500}}))
         .edit(|plan| {
             plan.edit_cluster("engines", |cluster| {
-                cluster["health_checks"][0]["no_traffic_interval"] = json!("5s");
-                cluster["health_checks"][0]["interval"] = json!("5s");
-                cluster["health_checks"][0]["timeout"] = json!("4s");
+                let checks = &mut cluster["health_checks"][0];
+                for interval in [
+                    "interval",
+                    "no_traffic_interval",
+                    "no_traffic_healthy_interval",
+                ] {
+                    checks[interval] = json!("5s");
+                }
+                checks["timeout"] = json!("4s");
                 Ok(())
             })
         })

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use prefix_router::names::HOSTS;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
+use tools::harness::Plan;
 use tools::testkit::{
     Behaviour, Client, Connection, Gateway, GatewayPlan, MockEngine, Protocol, Request, admin_page,
     chat, eventually, prompt_of, words,
@@ -533,4 +534,22 @@ async fn strict_health_avoids_a_failed_host_before_the_filter_knows_and_leaks_no
         );
     }
     gateway.quiet().await.unwrap();
+}
+
+/// As the shipped file says, where the kit's gateways ask more often.
+#[tokio::test]
+async fn before_any_traffic_a_dead_engine_is_checked_four_times_as_often_as_one_that_is_well() {
+    let engines = MockEngine::start_many(2).await.unwrap();
+    engines[0].set_health(503);
+    let hosts: Vec<_> = engines.iter().map(MockEngine::address).collect();
+    let plan = Plan::load("envoy/envoy.yaml").unwrap();
+    let envoy = plan.hosts("engines", &hosts).start().await.unwrap();
+    let checks = || engines.iter().map(MockEngine::health_checks);
+    let before: Vec<u64> = checks().collect();
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    let made: Vec<u64> = checks().zip(before).map(|(now, old)| now - old).collect();
+    // 16 and 4, less what busy cores delay.
+    assert!((11..=17).contains(&made[0]), "{made:?}");
+    assert!((2..=5).contains(&made[1]), "{made:?}");
+    envoy.stop().await.unwrap();
 }

@@ -74,7 +74,7 @@ async fn idle_connections_are_closed_before_an_engine_closes_them() {
 }
 
 #[test]
-fn every_shipped_cluster_of_engines_closes_idle_connections() {
+fn every_shipped_cluster_of_engines_closes_idle_connections_and_checks_idle_engines() {
     let folder = tools::setup::root().unwrap().join("envoy");
     for file in [
         "envoy.yaml",
@@ -88,6 +88,9 @@ fn every_shipped_cluster_of_engines_closes_idle_connections() {
         let engines = count("\n    health_checks:");
         assert!(engines > 0, "{file}");
         assert_eq!(count("{ idle_timeout: 3s }"), engines, "{file}");
+        // Until there was traffic, these rule (tests/envoy_health.rs).
+        let checks = "no_traffic_interval: 0.5s\n      no_traffic_healthy_interval: 2s\n";
+        assert_eq!(count(checks), engines, "{file}");
     }
 }
 

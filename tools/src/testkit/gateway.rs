@@ -363,7 +363,11 @@ fn check_often(cluster: &mut Value) -> Result<()> {
         .pointer_mut("/health_checks/0")
         .and_then(Value::as_object_mut);
     let checks = checks.context("the file has no health checks")?;
-    for interval in ["interval", "no_traffic_interval"] {
+    for interval in [
+        "interval",
+        "no_traffic_interval",
+        "no_traffic_healthy_interval",
+    ] {
         checks.insert(interval.to_owned(), json!(CHECK_EVERY));
     }
     Ok(())
