@@ -96,6 +96,43 @@ fn a_file_without_the_filter_is_an_error() {
     }
 }
 
+/// The error for a file in which there is nothing to check contains `expected`.
+#[track_caller]
+fn check_unfound(text: &str, expected: &str) {
+    let error = check(text).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn a_file_without_the_filter_is_told_what_it_has_instead() {
+    let renamed = shipped()
+        .replace("root_id: prefix_router", "root_id: llm_root")
+        .replace("name: prefix_router\n", "name: llm\n");
+    check_unfound(
+        &renamed,
+        "a wasm filter with name: llm and root_id: llm_root at",
+    );
+    check_unfound(&renamed, "expected a wasm filter with name: prefix_router");
+    check_unfound("", "found an empty file");
+    check_unfound("# nothing\n", "found an empty file");
+    check_unfound("pools: 1", "found the field pools");
+    check_unfound(
+        "static_resources: {}",
+        "static_resources and has no wasm filter",
+    );
+}
+
+#[test]
+fn a_field_given_twice_is_told_where_and_without_advice_on_the_parser() {
+    let twice = shipped().replace("    type: STATIC\n", "    type: STATIC\n    type: EDS\n");
+    check_unfound(&twice, "duplicate mapping key `type`");
+    let error = check(&twice).unwrap_err().to_string();
+    assert!(
+        error.contains("line ") && !error.contains("Options"),
+        "{error}"
+    );
+}
+
 /// Replaces one thing in the shipped file; the one warning it gives contains `expected`.
 #[track_caller]
 fn check_warning(from: &str, to: &str, expected: &str) {

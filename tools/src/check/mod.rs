@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use prefix_router::config::Config;
 use serde::Serialize;
 use serde_json::Value;
+use serde_saphyr::UserMessageFormatter;
 
 /// Options of `check`.
 #[derive(Clone, Debug, clap::Args)]
@@ -110,7 +111,7 @@ pub fn check(text: &str) -> Result<Vec<Finding>> {
         }
     }
     if findings.is_empty() {
-        bail!("neither a filter configuration nor an Envoy file with a wasm filter prefix_router");
+        bail!("{}", surroundings::unfound(&documents));
     }
     Ok(findings)
 }
@@ -126,19 +127,26 @@ pub(crate) fn configuration(text: &str) -> Result<(String, Vec<Vec<String>>)> {
     if is_object && !parsed.as_ref().is_ok_and(surroundings::is_envoy) {
         return Ok((text.to_owned(), Vec::new()));
     }
-    for document in &documents(text)? {
+    let documents = documents(text)?;
+    for document in &documents {
         if let Some(found) = surroundings::filters(document).into_iter().next() {
             let configuration = found.configuration.map_err(anyhow::Error::msg)?;
             let hosts = surroundings::hosts(document, configuration);
             return Ok((configuration.to_owned(), hosts));
         }
     }
-    bail!("neither a filter configuration nor an Envoy file with a wasm filter prefix_router");
+    bail!("{}", surroundings::unfound(&documents));
 }
 
 /// The YAML documents of a text; JSON is YAML.
 fn documents(text: &str) -> Result<Vec<Value>> {
-    serde_saphyr::from_multiple(text).map_err(|error| anyhow::anyhow!("not YAML: {error}"))
+    // The formatter for users: the other one advises on the parser's options.
+    serde_saphyr::from_multiple(text).map_err(|error| {
+        anyhow::anyhow!(
+            "not YAML: {}",
+            error.render_with_formatter(&UserMessageFormatter)
+        )
+    })
 }
 
 fn judge_found(document: &Value, found: surroundings::Found<'_>) -> Finding {

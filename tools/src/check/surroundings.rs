@@ -61,6 +61,48 @@ pub(super) fn filters(document: &Value) -> Vec<Found<'_>> {
     found
 }
 
+/// Why nothing could be checked: what was found instead of a filter of ours.
+pub(super) fn unfound(documents: &[Value]) -> String {
+    let mut others = Vec::new();
+    let mut fields = Vec::new();
+    for document in documents {
+        visit(
+            document,
+            &mut String::new(),
+            DEPTH_MAX,
+            &mut |value, place| {
+                if value.get("vm_config").is_some() {
+                    let called = |field| match value.get(field).and_then(Value::as_str) {
+                        Some(text) => format!("{field}: {text}"),
+                        None => format!("no {field}"),
+                    };
+                    let (name, root) = (called("name"), called("root_id"));
+                    others.push(format!("a wasm filter with {name} and {root} at {place}"));
+                }
+            },
+        );
+        fields.extend(document.as_object().into_iter().flat_map(|all| all.keys()));
+    }
+    if !others.is_empty() {
+        return format!(
+            "expected a wasm filter with name: {FILTER} or root_id: {FILTER}, found {}",
+            others.join(", ")
+        );
+    }
+    let found = match fields.as_slice() {
+        [] if documents.iter().all(Value::is_null) => "an empty file".into(),
+        [] => "a text without fields".into(),
+        [field, ..] if documents.iter().any(is_envoy) => {
+            format!("a file that begins with {field} and has no wasm filter")
+        }
+        [field, ..] => format!("the field {field}"),
+    };
+    format!(
+        "expected a filter configuration in JSON, or an Envoy file with a wasm filter {FILTER}, \
+         found {found}"
+    )
+}
+
 fn configuration(filter: &Value) -> Result<&str, String> {
     let Some(configuration) = filter.get("configuration") else {
         return Err("the filter has no configuration".into());
