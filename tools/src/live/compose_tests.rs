@@ -146,11 +146,11 @@ fn every_alert_of_the_readme_is_in_the_file() {
     let alerts = read("envoy/observe/alerts.yaml");
     for row in table.lines().skip(2) {
         let first = row.split('|').nth(1).unwrap();
-        for name in names(first) {
+        for quoted in first.split('`').skip(1).step_by(2) {
             // Requests without a host are the alert on hosts, counted otherwise.
             assert!(
-                alerts.contains(&name) || name == "prefix_router_abstain_total",
-                "{name} has no alert"
+                alerts.contains(quoted) || quoted.starts_with("prefix_router_abstain_total"),
+                "{quoted} has no alert"
             );
         }
     }
