@@ -5,7 +5,10 @@
 //! the page.
 
 use anyhow::anyhow;
-use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
+use plotters::coord::ranged1d::{
+    AsRangedCoord, DefaultFormatting, KeyPointHint, Ranged, ValueFormatter,
+};
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
 use super::{Report, Run};
@@ -22,6 +25,9 @@ pub const RUNS: [RGBColor; 3] = [RGBColor(3, 0, 0), RGBColor(4, 0, 0), RGBColor(
 
 /// Points of a distribution's curve at most: more are not seen at this size.
 const POINTS_MAX: usize = 300;
+
+/// Numbers below the hosts' axis at most: it is 376 pixels long, and two digits take 20 of them.
+const LABELS_MAX: usize = 12;
 
 fn colour(index: usize) -> RGBColor {
     RUNS.get(index % RUNS.len()).copied().unwrap_or(INK)
@@ -107,7 +113,7 @@ pub fn shares(report: &Report) -> Drawn {
         .map(Run::max_over_mean)
         .fold(1.0, f64::max);
     let top = (most * 110.0).max(140.0);
-    let x = 0.5..hosts as f64 + 0.5;
+    let x = HostAxis::new(hosts);
     draw(
         report,
         x,
@@ -132,9 +138,47 @@ pub fn shares(report: &Report) -> Drawn {
     )
 }
 
+/// Hosts side by side, each around its number, counted from one.
+struct HostAxis {
+    places: RangedCoordf64,
+    /// The hosts that have their number below them: all while there is room, else every so many.
+    labels: Vec<f64>,
+}
+
+impl HostAxis {
+    fn new(hosts: usize) -> Self {
+        let steps = [1, 2, 5, 10, 20, 50];
+        let step = steps.into_iter().find(|step| hosts / step <= LABELS_MAX);
+        let labels = (1..=hosts).filter(|host| host.is_multiple_of(step.unwrap_or(100)));
+        Self {
+            places: (0.5..hosts as f64 + 0.5).into(),
+            labels: labels.map(|host| host as f64).collect(),
+        }
+    }
+}
+
+impl Ranged for HostAxis {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        self.places.map(value, limit)
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        match hint.weight().allow_light_points() {
+            true => Vec::new(),
+            false => self.labels.clone(),
+        }
+    }
+
+    fn range(&self) -> std::ops::Range<f64> {
+        self.places.range()
+    }
+}
+
 /// A plot under way.
-pub type Chart<'a, 'b, X> =
-    ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, plotters::coord::types::RangedCoordf64>>;
+pub type Chart<'a, 'b, X> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, RangedCoordf64>>;
 
 fn draw<X>(
     report: &Report,
@@ -225,6 +269,40 @@ mod tests {
                     "#{hex}"
                 );
             }
+        }
+    }
+
+    /// The texts of a plot of so many hosts, up to the axis' name.
+    fn labels_of(hosts: u64) -> Vec<String> {
+        let mut report = report();
+        for run in &mut report.runs {
+            run.shares = (0..hosts).map(|host| (host.to_string(), 9)).collect();
+        }
+        let svg = shares(&report).unwrap();
+        let below_bars = svg.split("</text>").filter_map(|text| {
+            // The axis' labels stand around the place where they belong, others beside it.
+            let (_, text) = text.rsplit_once("text-anchor=\"middle\"")?;
+            Some(text.rsplit_once('>')?.1.trim().to_owned())
+        });
+        below_bars
+            .filter(|text| text.parse::<f64>().is_ok())
+            .collect()
+    }
+
+    #[test]
+    fn hosts_are_numbered_from_one_each_once_or_every_so_many() {
+        let numbers = |step: usize, hosts: usize| -> Vec<String> {
+            let numbers = (step..=hosts).step_by(step);
+            numbers.map(|number| number.to_string()).collect()
+        };
+        for hosts in 1..=50 {
+            let found = labels_of(hosts as u64);
+            let step = match hosts {
+                0..=12 => 1,
+                13..=25 => 2,
+                _ => 5,
+            };
+            assert_eq!(found, numbers(step, hosts), "{hosts} hosts");
         }
     }
 
