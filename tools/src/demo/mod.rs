@@ -55,7 +55,7 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
                 anyhow::bail!("stopped by {name}; every process it started has ended")
             }
         };
-        publish(&report, args.json)
+        publish(&demo, &report, args.json)
     })
 }
 
@@ -79,6 +79,22 @@ impl Demo {
         match self {
             Self::Simulated(settings) => settings.conditions(envoy_version),
             Self::Real(settings) => settings.conditions(envoy_version),
+        }
+    }
+
+    /// What engines these are, for titles.
+    fn engines_name(&self) -> &'static str {
+        match self {
+            Self::Simulated(_) => "simulated engines",
+            Self::Real(_) => "real llama.cpp engines",
+        }
+    }
+
+    /// The report's file: one kind of engines never overwrites what was measured on the other.
+    fn page_file(&self) -> &'static str {
+        match self {
+            Self::Simulated(_) => "report.html",
+            Self::Real(_) => "report-llama.cpp.html",
         }
     }
 
@@ -125,6 +141,7 @@ async fn play(
     let logs = setup::results("demo")?;
     let fleet = Fleet::start(&places.engine_ports, engines, &logs).await?;
     let mut report = Report {
+        engines: demo.engines_name().to_owned(),
         conditions: demo.conditions(&ready.envoy_version),
         seed,
         commit: setup::commit(),
@@ -222,8 +239,8 @@ async fn show(
     Ok((board, page))
 }
 
-fn publish(report: &Report, json: bool) -> anyhow::Result<()> {
-    let path = setup::results("demo")?.join("report.html");
+fn publish(demo: &Demo, report: &Report, json: bool) -> anyhow::Result<()> {
+    let path = setup::results("demo")?.join(demo.page_file());
     std::fs::write(&path, page::render(report)?)
         .with_context(|| format!("cannot write {}", path.display()))?;
     let text = if json {
@@ -234,4 +251,30 @@ fn publish(report: &Report, json: bool) -> anyhow::Result<()> {
     std::io::stdout().write_all(text.as_bytes())?;
     eprintln!("\nPlots: {}", path.display());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        demo: DemoArgs,
+    }
+
+    #[test]
+    fn simulated_and_real_engines_have_reports_of_their_own() {
+        let args = Arguments::try_parse_from(["demo"]).unwrap().demo;
+        let simulated = Demo::Simulated(Settings::new(&args).unwrap());
+        let real = Demo::Real(real::Settings::new(&args).unwrap());
+        let names = |demo: &Demo| (demo.page_file(), demo.engines_name());
+        assert_eq!(names(&simulated), ("report.html", "simulated engines"));
+        assert_eq!(
+            names(&real),
+            ("report-llama.cpp.html", "real llama.cpp engines")
+        );
+    }
 }

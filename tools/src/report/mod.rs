@@ -151,6 +151,8 @@ fn nearest(sorted: &[f64], share: f64) -> Option<f64> {
 /// All runs, and what they have in common.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
+    /// What engines it was run on, for the title.
+    pub engines: String,
     /// What was run, in words, e.g. the workload and the rate.
     pub conditions: Vec<String>,
     /// The seed.
@@ -290,6 +292,7 @@ pub(crate) mod tests {
         let mut ours = run("prefix_router", 0.83, 36.0);
         ours.decisions = BTreeMap::from([("home".into(), 1300), ("divert".into(), 100)]);
         Report {
+            engines: "simulated engines".into(),
             conditions: vec!["W1, 29 requests/s".into()],
             seed: 1,
             commit: "abc".into(),

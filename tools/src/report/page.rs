@@ -13,7 +13,13 @@ const STYLE: &str = include_str!("page.css");
 /// # Errors
 /// If a plot cannot be drawn.
 pub fn render(report: &Report) -> anyhow::Result<String> {
-    let mut out = begin("demo", "The same load, three ways to choose the engine");
+    let mut out = begin(
+        &format!("demo on {}", report.engines),
+        &format!(
+            "The same load on {}, three ways to choose the engine",
+            report.engines
+        ),
+    );
     if let Some((ours, others)) = report.runs.split_last() {
         for line in others.iter().filter_map(|base| gain(base, ours)) {
             let _ = writeln!(out, "<p class=\"gain\">{}</p>", escape(&line));
@@ -192,6 +198,8 @@ mod tests {
             assert!(!without_names.contains(foreign), "{foreign} is in the page");
         }
         assert_eq!(page.matches("<svg ").count(), 3);
+        assert!(page.contains("<title>prefix-router: demo on simulated engines</title>"));
+        assert!(page.contains("<h1>The same load on simulated engines,"));
         assert!(page.contains("<td>83.0</td>"));
     }
 
