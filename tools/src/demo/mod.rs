@@ -235,7 +235,7 @@ async fn show(
         board.set_stage(place, Stage::Waiting, demo.speed());
     }
     let page = Page::serve(Arc::clone(&board), address, None).await?;
-    eprintln!("Live page while this runs: {}\n", page.url());
+    eprintln!("Live page while this runs: {}\n", page.seen_at());
     Ok((board, page))
 }
 

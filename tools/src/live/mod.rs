@@ -135,7 +135,7 @@ async fn live(args: &LiveArgs) -> anyhow::Result<()> {
     board.set_limit(WITH, Some(args.limit));
     let (sender, mut commands) = mpsc::channel(COMMANDS_MAX);
     let page = Page::serve(Arc::clone(&board), args.page, Some(sender)).await?;
-    println!("Live page: {}", page.url());
+    println!("Live page: {}", page.seen_at());
 
     let mut gateways = start(args, &engines).await?;
     for (fleet, gateway) in gateways.iter_mut().enumerate() {

@@ -5,7 +5,7 @@
 //! neither send one nor read the stream. Not here: what is shown (board.rs), what a command does.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -175,11 +175,24 @@ impl Page {
         Ok(Self { address, tasks })
     }
 
-    /// Where it is to be seen.
+    /// Where it is to be seen on this machine, and whether other machines see it too.
     #[must_use]
-    pub fn url(&self) -> String {
-        format!("http://{}/", self.address)
+    pub fn seen_at(&self) -> String {
+        seen_at(self.address)
     }
+}
+
+/// All addresses together are none to open: the machine's own stands for them.
+fn seen_at(address: SocketAddr) -> String {
+    if !address.ip().is_unspecified() {
+        return format!("http://{address}/");
+    }
+    let own: IpAddr = match address.ip() {
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    let own = SocketAddr::new(own, address.port());
+    format!("http://{own}/ (it listens on all addresses of this machine, {address})")
 }
 
 impl Drop for Page {
@@ -370,6 +383,24 @@ mod tests {
         let page = page.await.unwrap();
         let client = Client::new(page.address, Protocol::Http1);
         (page, Arc::new(client))
+    }
+
+    #[test]
+    fn an_address_that_can_be_opened_is_printed() {
+        for (listens, seen) in [
+            ("127.0.0.1:8090", "http://127.0.0.1:8090/"),
+            ("[2001:db8::7]:80", "http://[2001:db8::7]:80/"),
+            (
+                "0.0.0.0:8090",
+                "http://127.0.0.1:8090/ (it listens on all addresses of this machine, 0.0.0.0:8090)",
+            ),
+            (
+                "[::]:8090",
+                "http://[::1]:8090/ (it listens on all addresses of this machine, [::]:8090)",
+            ),
+        ] {
+            assert_eq!(seen_at(listens.parse().unwrap()), seen);
+        }
     }
 
     #[tokio::test]
