@@ -18,7 +18,7 @@ use crate::engine::render::Template;
 use crate::engine::server::ServerConfig;
 use crate::load::driver::{Record, Until};
 use crate::setup;
-use crate::simulate::cells::{Arrival, Cell, Name, Sizes, Source};
+use crate::simulate::cells::{Arrival, Cell, Name, Sizes, Source, TRACES};
 use crate::simulate::measure::{self, Times};
 use crate::simulate::prepare::Preparer;
 use crate::simulate::world::{self, Setting};
@@ -31,6 +31,9 @@ const HIT_POINTS_MAX: f64 = 0.02;
 /// and the medians of the time to the first token by this part of the simulated one.
 const P50_PART_MAX: f64 = 0.20;
 
+/// What is compared if nothing is named; W7 only where its trace is.
+const WORKLOADS: [Name; 5] = [Name::W1, Name::W2, Name::W3, Name::W5, Name::W7];
+
 /// Hosts of the study's fleet.
 const FLEET_HOSTS: f64 = 7.0;
 /// Prompts of W1 and W5, a quarter of the study's, and with as much less cache …
@@ -41,13 +44,14 @@ const SINGLE_KV_TOKENS: u64 = 300_000;
 /// Options of `prefix-router bench agreement`
 #[derive(Args, Clone, Debug)]
 pub struct AgreementArgs {
-    /// Workloads; W7 is the trace of a chat service
+    /// Workloads, with commas between them; W7 is the trace of a chat service [default:
+    /// W1,W2,W3,W5, and W7 if its trace is in --traces]
     #[arg(
         long,
         value_enum,
         ignore_case = true,
         value_delimiter = ',',
-        default_value = "W1,W2,W3,W5,W7"
+        value_name = "NAME,…"
     )]
     pub workload: Vec<Name>,
     /// Loads: 1 is the highest rate at which random routing is stable
@@ -76,8 +80,10 @@ pub struct AgreementArgs {
     /// First of the ports on which the engines listen, or 0 for any; placement depends on them
     #[arg(long, default_value_t = 19_301)]
     pub engine_port: u16,
-    /// Directory with mooncake_conversation.jsonl (W7) and mooncake_synthetic.jsonl (W7s)
-    #[arg(long, default_value = "../shared/traces")]
+    /// Folder with Mooncake's conversation_trace.jsonl (W7) and synthetic_trace.jsonl (W7s), also
+    /// as mooncake_conversation.jsonl and mooncake_synthetic.jsonl; CONTRIBUTING.md says where they
+    /// are published
+    #[arg(long, value_name = "FOLDER", default_value = TRACES)]
     pub traces: PathBuf,
     /// Print one JSON object
     #[arg(long)]
@@ -178,13 +184,7 @@ pub fn run(args: &AgreementArgs) -> Result<()> {
 /// If something could not be started, or a request failed.
 pub async fn measure(args: &AgreementArgs) -> Result<Report> {
     let mut rows = Vec::new();
-    for &workload in &args.workload {
-        anyhow::ensure!(
-            !workload.is_closed(),
-            "--workload: {} has no rate; see bench conversations",
-            workload.label()
-        );
-        let trial = Trial::new(args, workload)?;
+    for trial in trials(args)? {
         let engines = Engines::start(args.hosts, args.engine_port, args.speed, &trial.server);
         let engines = engines.await?;
         for &load in &args.load {
@@ -203,6 +203,35 @@ pub async fn measure(args: &AgreementArgs) -> Result<Report> {
     })
 }
 
+/// All workloads: whatever one of them lacks is told before the first one is played.
+fn trials(args: &AgreementArgs) -> Result<Vec<Trial<'_>>> {
+    let (workloads, left_out) = workloads(args);
+    let trials = workloads.into_iter().map(|name| Trial::new(args, name));
+    let trials = trials.collect::<Result<_>>()?;
+    if let Some(left_out) = left_out {
+        eprintln!("{left_out}");
+    }
+    Ok(trials)
+}
+
+/// The workloads that were asked for, or the usual ones that are there; and which are not.
+fn workloads(args: &AgreementArgs) -> (Vec<Name>, Option<String>) {
+    if !args.workload.is_empty() {
+        return (args.workload.clone(), None);
+    }
+    let (there, missing): (Vec<Name>, Vec<Name>) = WORKLOADS
+        .into_iter()
+        .partition(|name| name.is_there(&args.traces));
+    let left_out = missing.first().map(|name| {
+        format!(
+            "bench: without {0}, whose trace is not in {1}; --workload {0} says where to get it",
+            name.label(),
+            args.traces.display()
+        )
+    });
+    (there, left_out)
+}
+
 /// One workload with what it is run on.
 struct Trial<'a> {
     args: &'a AgreementArgs,
@@ -214,6 +243,11 @@ struct Trial<'a> {
 
 impl<'a> Trial<'a> {
     fn new(args: &'a AgreementArgs, workload: Name) -> Result<Self> {
+        anyhow::ensure!(
+            !workload.is_closed(),
+            "--workload: {} has no rate; see bench conversations",
+            workload.label()
+        );
         let single = matches!(workload, Name::W1 | Name::W5);
         let prompts = f64::from(SINGLE_PROMPTS) * fleet_share(args);
         let sizes = Sizes {
@@ -384,4 +418,44 @@ fn print(report: &Report) {
         "seed {}, {:.0} s after {:.0} s of warm-up, engine clock {} times real time, commit {}",
         report.seed, report.window_s, report.warmup_s, report.speed, report.commit
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        agreement: AgreementArgs,
+    }
+
+    fn args(line: &[&str]) -> AgreementArgs {
+        let words = std::iter::once("agreement").chain(line.iter().copied());
+        Arguments::try_parse_from(words).unwrap().agreement
+    }
+
+    #[test]
+    fn the_trace_is_played_by_default_only_where_it_is_and_that_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let args = args(&["--traces", folder.path().to_str().unwrap()]);
+        let (names, left_out) = workloads(&args);
+        assert_eq!(names, [Name::W1, Name::W2, Name::W3, Name::W5]);
+        let left_out = left_out.unwrap();
+        assert!(
+            left_out.starts_with("bench: without W7, whose trace is not in "),
+            "{left_out}"
+        );
+        std::fs::write(folder.path().join("conversation_trace.jsonl"), "").unwrap();
+        assert_eq!(workloads(&args), (WORKLOADS.to_vec(), None));
+    }
+
+    #[test]
+    fn a_trace_that_is_missing_is_told_before_anything_is_played() {
+        let args = args(&["--workload", "W1,W7", "--traces", "/nowhere"]);
+        let error = trials(&args).err().unwrap().to_string();
+        assert!(error.starts_with("W7 plays Mooncake's trace"), "{error}");
+    }
 }

@@ -13,8 +13,16 @@ use crate::workload::conversations::{Conversations, Rounds};
 use crate::workload::trace::Trace;
 use crate::workload::{self, Plan, Workload, WorkloadArgs};
 
+/// Where `--traces` looks if it is not given: in the folder that a command is started in.
+pub const TRACES: &str = "traces";
+
+/// Where the traces are published.
+const TRACES_SOURCE: &str =
+    "https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release/traces";
+
 /// A workload of the study.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[value(rename_all = "verbatim")]
 pub enum Name {
     /// Single questions behind 2,600 prompts
     W1,
@@ -70,6 +78,30 @@ impl Name {
             Self::W7s => 0.859,
             Self::C1 | Self::C10 => 1.0,
         }
+    }
+
+    /// The trace that it plays, if it is not made.
+    fn recorded(self) -> Option<Recorded> {
+        match self {
+            Self::W7 => Some(Recorded {
+                published: "conversation_trace.jsonl",
+                ours: "mooncake_conversation.jsonl",
+                what: "Mooncake's trace of a chat service",
+            }),
+            Self::W7s => Some(Recorded {
+                published: "synthetic_trace.jsonl",
+                ours: "mooncake_synthetic.jsonl",
+                what: "Mooncake's synthetic trace",
+            }),
+            _ => None,
+        }
+    }
+
+    /// Whether all is there that it needs: for a trace, its file.
+    #[must_use]
+    pub fn is_there(self, traces: &Path) -> bool {
+        self.recorded()
+            .is_none_or(|recorded| recorded.path(traces).is_file())
     }
 
     /// Whether requests wait for each other: no warm-up, no rate.
@@ -173,8 +205,7 @@ impl Source {
             Name::W4 => workload::options::Kind::W4,
             Name::W5 => workload::options::Kind::W5,
             Name::W6 => workload::options::Kind::W6,
-            Name::W7 => return trace(traces, "mooncake_conversation.jsonl", seed, sizes),
-            Name::W7s => return trace(traces, "mooncake_synthetic.jsonl", seed, sizes),
+            Name::W7 | Name::W7s => return trace(name, traces, seed, sizes),
             Name::C1 => return Ok(Self::Closed(Conversations::new(1, seed))),
             Name::C10 => return Ok(Self::Closed(Conversations::new(10, seed))),
         };
@@ -208,10 +239,70 @@ impl Source {
     }
 }
 
-fn trace(traces: &Path, file: &str, seed: u64, sizes: &Sizes) -> anyhow::Result<Source> {
-    let path: PathBuf = traces.join(file);
-    let mut trace = Trace::read(&path, sizes.trace_requests, seed)
-        .context("the traces are looked for where --traces says")?;
+/// A trace's file.
+struct Recorded {
+    /// Its name where it is published.
+    published: &'static str,
+    /// Its name beside other services' traces.
+    ours: &'static str,
+    what: &'static str,
+}
+
+impl Recorded {
+    /// The one of both names that is there.
+    fn path(&self, traces: &Path) -> PathBuf {
+        let ours = traces.join(self.ours);
+        match ours.is_file() {
+            true => ours,
+            false => traces.join(self.published),
+        }
+    }
+}
+
+fn trace(name: Name, traces: &Path, seed: u64, sizes: &Sizes) -> anyhow::Result<Source> {
+    let recorded = name.recorded().context("no trace")?;
+    let path = recorded.path(traces);
+    let Recorded {
+        published, what, ..
+    } = recorded;
+    anyhow::ensure!(
+        path.is_file(),
+        "{} plays {what}, which is not part of this project, and {} is no file: fetch {published} \
+         from {TRACES_SOURCE}, and name the folder that it is in with --traces FOLDER",
+        name.label(),
+        path.display()
+    );
+    let mut trace = Trace::read(&path, sizes.trace_requests, seed)?;
     trace.output_scale = sizes.output_scale.unwrap_or(1.0);
     Ok(Source::Open(Plan::Trace(trace)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_that_is_missing_is_named_with_its_source_and_its_flag() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |name| {
+            let sizes = Sizes::default();
+            Source::new(name, 1, Arrival::Poisson, folder.path(), &sizes)
+        };
+        for (name, file) in [
+            (Name::W7, "conversation_trace.jsonl"),
+            (Name::W7s, "synthetic_trace.jsonl"),
+        ] {
+            let error = format!("{:#}", open(name).unwrap_err());
+            for part in [name.label(), file, "kvcache-ai/Mooncake", "--traces FOLDER"] {
+                assert!(error.contains(part), "{part:?} is not in {error:?}");
+            }
+        }
+        // By the published name and by ours.
+        let line = r#"{"timestamp":0,"input_length":9,"output_length":1,"hash_ids":[1]}"#;
+        std::fs::write(folder.path().join("conversation_trace.jsonl"), line).unwrap();
+        std::fs::write(folder.path().join("mooncake_synthetic.jsonl"), line).unwrap();
+        for name in [Name::W7, Name::W7s] {
+            assert!(name.is_there(folder.path()) && open(name).is_ok());
+        }
+    }
 }

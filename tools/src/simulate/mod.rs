@@ -96,8 +96,10 @@ pub struct SimulateArgs {
     /// How the engines' chat template renders history
     #[arg(long, value_enum, default_value_t)]
     template: Template,
-    /// Directory with mooncake_conversation.jsonl (W7) and mooncake_synthetic.jsonl (W7s)
-    #[arg(long, default_value = "../shared/traces")]
+    /// Folder with Mooncake's conversation_trace.jsonl (W7) and synthetic_trace.jsonl (W7s), also
+    /// as mooncake_conversation.jsonl and mooncake_synthetic.jsonl; CONTRIBUTING.md says where they
+    /// are published
+    #[arg(long, value_name = "FOLDER", default_value = cells::TRACES)]
     traces: PathBuf,
     /// Runs at once [default: one per core]
     #[arg(long)]

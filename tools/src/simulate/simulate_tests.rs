@@ -172,7 +172,7 @@ fn flags_that_cannot_be_used_are_refused() {
         ("--load 0", "--load: expected numbers above 0"),
         (
             "--workload W1,W7 --traces nowhere",
-            "the traces are looked for where --traces says",
+            "W7 plays Mooncake's trace of a chat service",
         ),
         (
             "--step-base-ms 0",
