@@ -195,7 +195,7 @@ impl Polls {
         if applied.is_empty() && missing.is_none() {
             return;
         }
-        admin.tell(missing.as_deref());
+        admin.tell(worker, missing.as_deref());
         worker.refresh();
         admin.repair(worker, &applied, now_ms);
     }
@@ -224,15 +224,18 @@ impl Admin {
     fn failed(&self, worker: &Worker, why: &str) {
         self.pools(worker)
             .for_each(|pool| pool.metrics.source_error());
-        self.tell(Some(why));
+        self.tell(worker, Some(why));
     }
 
     /// Once per cause: the counter goes on.
-    fn tell(&self, lost: Option<&str>) {
+    fn tell(&self, worker: &Worker, lost: Option<&str>) {
         let was_lost = self.lost.replace(lost.is_some());
         match lost {
             Some(why) if !was_lost => {
-                warn!("host source lost, keeping the last list: {why}");
+                worker.refresh();
+                let mut pools = self.pools(worker);
+                let has_list = pools.any(|pool| !pool.view().hosts.is_empty());
+                warn!("host source lost, {}: {why}", until_back(has_list));
             }
             None if was_lost => info!("host source is back"),
             _ => {}
@@ -255,6 +258,14 @@ impl Admin {
                 );
             }
         }
+    }
+}
+
+/// What the pools of a lost source go by.
+fn until_back(has_list: bool) -> &'static str {
+    match has_list {
+        true => "keeping the last list",
+        false => "no hosts known yet",
     }
 }
 
@@ -285,5 +296,16 @@ fn apply(fleet: &Fleet, worker: &Worker, pool: &Pool, mut reports: Vec<HostRepor
     let name = &pool.config.name;
     if let Some(summary) = fleet.apply(&Shared, &worker.ledger, name, &reports, now_ms) {
         info!("pool {name}: {summary}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_source_that_never_told_hosts_has_no_last_list() {
+        assert_eq!(until_back(false), "no hosts known yet");
+        assert_eq!(until_back(true), "keeping the last list");
     }
 }
