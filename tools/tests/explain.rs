@@ -521,6 +521,7 @@ fn unique_prompts_have_nothing_to_gain() {
     let report = logged((0..150).map(|at| chat(&words(at, 4000), "question")));
     assert_eq!(report["advice"]["helps"], false);
     says(&report["advice"]["gain"], "Nothing to gain");
+    says(&report["advice"]["gain"], "least_request");
     assert_eq!(report["spoilers"], json!([]));
     for mode in ["random", "adaptive", "oracle"] {
         assert!(hits(&report, mode) < 0.01, "{mode}: {report}");

@@ -68,9 +68,9 @@ fn gain(sharing: &Sharing, modes: &[Mode]) -> (bool, String) {
             false,
             format!(
                 "Nothing to gain: only {} of the prompts' tokens ever came before, so there is \
-                 hardly anything in a cache to find. The filter does no harm; it does what \
-                 least_request does.",
-                percent(sharing.most)
+                 hardly anything in a cache to find. {}",
+                percent(sharing.most),
+                price(modes)
             ),
         );
     }
@@ -96,6 +96,33 @@ fn gain(sharing: &Sharing, modes: &[Mode]) -> (bool, String) {
             percent(computed)
         ),
     )
+}
+
+/// What the filter costs where there is nothing to find, by the figures of the table.
+fn price(modes: &[Mode]) -> String {
+    let of = |name: &str| modes.iter().find(|mode| mode.name == name);
+    let (Some(base), Some(ours)) = (of("least_request"), of("adaptive")) else {
+        return String::new();
+    };
+    // As the table rounds them.
+    let busiest = |mode: &Mode| (mode.share_max_over_mean * 100.0).round() / 100.0;
+    let p90 = |mode: &Mode| (mode.ttft_p90_s * 1e3).round();
+    let figures = format!(
+        "{:.2} times the mean on its busiest host and a P90 of {:.0} ms, least_request {:.2} and \
+         {:.0} ms",
+        busiest(ours),
+        p90(ours),
+        busiest(base),
+        p90(base)
+    );
+    if busiest(ours) > busiest(base) || p90(ours) > p90(base) {
+        format!(
+            "The filter has a price: a prompt keeps its home until that is half a prompt busier \
+             than the best host (expert.slack), so hosts are less even. Adaptive routing has {figures}."
+        )
+    } else {
+        format!("Here the filter costs nothing: adaptive routing has {figures}.")
+    }
 }
 
 fn viral(sharing: &Sharing, hosts: u32) -> Option<String> {
@@ -204,5 +231,48 @@ fn remedy(spoiler: &Spoiler) -> String {
         Cause::ToolsMembers => "Write the members of each tool's JSON in one order: templates \
                                 render them as they come."
             .into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_filter_costs_without_sharing_is_told_by_the_tables_figures() {
+        #[track_caller]
+        fn check(base: (f64, f64), ours: (f64, f64), expected: [&str; 2]) {
+            let mode = |name: &str, (share_max_over_mean, ttft_p90_s): (f64, f64)| Mode {
+                name: name.into(),
+                hit_rate: 0.0,
+                ttft_p50_s: 0.05,
+                ttft_p90_s,
+                share_max_over_mean,
+                unserved: 0,
+            };
+            let said = price(&[mode("least_request", base), mode("adaptive", ours)]);
+            for part in expected {
+                assert!(said.contains(part), "{part:?} is not in {said:?}");
+            }
+        }
+        let figures = "1.40 times the mean on its busiest host and a P90 of 73 ms, least_request \
+                       1.05 and 63 ms";
+        check((1.05, 0.063), (1.4, 0.073), ["has a price", figures]);
+        check(
+            (1.05, 0.063),
+            (1.04, 0.073),
+            ["has a price", "P90 of 73 ms"],
+        );
+        check((1.05, 0.063), (1.4, 0.060), ["has a price", "1.40 times"]);
+        check(
+            (1.05, 0.063),
+            (1.05, 0.063),
+            ["costs nothing", "1.05 and 63 ms"],
+        );
+        check(
+            (1.05, 0.063),
+            (1.051, 0.0634),
+            ["costs nothing", "1.05 times"],
+        );
     }
 }
