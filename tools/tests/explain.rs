@@ -200,6 +200,26 @@ fn the_configuration_decides_the_key_and_the_hosts() {
 }
 
 #[test]
+fn the_home_of_hosts_that_a_file_names_is_not_passed_off_as_that_of_their_ips() {
+    let folder = Folder::new();
+    let file = root().join("envoy/envoy.yaml");
+    let yaml = std::fs::read_to_string(file).unwrap();
+    assert!(
+        yaml.contains("address: 127.0.0.1, port_value: 8001"),
+        "{yaml}"
+    );
+    let named = yaml.replace(
+        "address: 127.0.0.1, port_value: 8001",
+        "address: vllm, port_value: 8001",
+    );
+    let named = folder.write("envoy.yaml", named.as_bytes());
+    let body = folder.write("body.json", b"{\"prompt\": \"Hello\"}");
+    let said = "vllm:8001 is a name";
+    assert!(explained(&[&body, "--config", &named]).contains(said));
+    assert!(!explained(&[&body, "--hosts", HOSTS]).contains(said));
+}
+
+#[test]
 fn a_request_is_explained_in_the_pool_that_serves_it() {
     let folder = Folder::new();
     let config = root().join("envoy/pools.yaml");
@@ -704,6 +724,12 @@ fn what_cannot_be_used_is_refused_by_name() {
         &["--log", &text],
         "no line of it can be read; line 1: expected a JSON object",
     );
+    for host in ["vllm:8000", "10.0.0.1", "10.0.0.1:0"] {
+        refused(
+            &[&body, "--hosts", &format!("10.0.0.2:8000,{host}")],
+            &format!("--hosts: expected ip:port, got \"{host}\": Envoy knows a host by its IP"),
+        );
+    }
     refused(&[&body, "--header", "none"], "expected \"name: value\"");
     refused(
         &[&body, "--load", "10.0.0.1:80=1"],

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 use prefix_router::config::Pool;
+use prefix_router::hosts::canonical;
 use prefix_router::load::{self, Booking, Change, Ledger};
 use prefix_router::placement;
 use prefix_router::pool::{Router, View};
@@ -98,7 +99,9 @@ impl Gateway {
             requests <= IN_FLIGHT_MAX && (requests > 0 || tokens == 0),
             "--load: expected 1 to {IN_FLIGHT_MAX} requests, got {text:?}"
         );
-        let seat = self.view.seat_of(host);
+        // The hosts of an Envoy file may be names.
+        let canonical = canonical(host).unwrap_or_else(|| host.to_owned());
+        let seat = self.view.seat_of(&canonical);
         let seat = seat.with_context(|| format!("--load: {host} is none of the hosts"))?;
         for number in 0..requests {
             let pending = if number == 0 { tokens } else { 0 };

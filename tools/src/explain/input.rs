@@ -8,6 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use prefix_router::config::{Config, HostSource, Pool};
+use prefix_router::hosts::canonical;
 use prefix_router::payload::parts::{Explained, explain};
 use prefix_router::payload::{End, Head, Plan};
 use prefix_router::request::WINDOW_BYTES;
@@ -61,10 +62,11 @@ impl Setup {
         let config = Config::parse(text.as_bytes())?;
         let pool = config.pools.first().context("config: no pool")?.clone();
         let headers: Result<Vec<_>> = args.headers.iter().map(|text| header(text)).collect();
+        let hosts: Result<Vec<_>> = args.hosts.iter().map(|text| host(text)).collect();
         let default = config.pools.iter().position(|pool| pool.default);
         Ok(Self {
             plan: Plan::new(&config.read),
-            hosts: args.hosts.clone(),
+            hosts: hosts?,
             pool,
             chosen: 0,
             selector: Selector::new(config.pools.iter().map(|pool| &pool.matches), default),
@@ -223,6 +225,15 @@ impl Body {
 pub(super) fn name_of(file: &Path) -> String {
     let name = file.file_name().unwrap_or(file.as_os_str());
     name.to_string_lossy().into_owned()
+}
+
+fn host(text: &str) -> Result<String> {
+    canonical(text).with_context(|| {
+        format!(
+            "--hosts: expected ip:port, got {text:?}: Envoy knows a host by its IP, and a name has \
+             another home than the IPs behind it"
+        )
+    })
 }
 
 fn header(text: &str) -> Result<(String, String)> {

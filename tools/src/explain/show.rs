@@ -5,8 +5,10 @@
 
 use std::fmt::Write as _;
 
+use prefix_router::hosts::canonical;
+
 use super::describe::Description;
-use super::gateway::Route;
+use super::gateway::{Host, Route};
 use super::left_out::{self, Effect};
 use crate::report::table::wrap_to;
 
@@ -459,4 +461,12 @@ fn hosts(page: &mut Page, told: &Description, route: &Route) {
     };
     let to = route.sent_to.as_deref().unwrap_or("nobody");
     page.say(&format!("Sent to {to} ({}: {why}).", route.decision));
+    let named = |host: &&Host| canonical(&host.host).is_none();
+    if let Some(host) = route.hosts.iter().find(named) {
+        page.say(&format!(
+            "{} is a name: in Envoy the IPs behind it count, and this prompt's order of hosts is \
+             another. --hosts with ip:port shows it.",
+            host.host
+        ));
+    }
 }
