@@ -161,6 +161,56 @@ fn bodies_of_every_kind_are_explained_as_before() {
 }
 
 #[test]
+fn a_body_that_is_not_json_is_said_to_be_none_and_what_becomes_of_it() {
+    #[track_caller]
+    fn check(body: &str, expected: &[&str]) {
+        let folder = Folder::new();
+        let file = folder.write("body.json", body.as_bytes());
+        let text = explained(&[&file, "--path", "/v1/chat/completions"]);
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        for part in expected {
+            assert!(text.contains(part), "{part:?} is not in {text:?}");
+        }
+        assert!(!text.contains("0 bytes, about"), "{text}");
+    }
+    const RAW: &str = "Its raw bytes stand in for a prompt: equal bodies have one home.";
+    check(
+        r#"{"model": "m", "messages": broken}"#,
+        &[
+            "API: raw, because it is not JSON.",
+            "The body is not JSON: expected value at line 1 column 28.",
+            RAW,
+        ],
+    );
+    check(
+        r#"{"model": "m" "messages": []}"#,
+        &["API: raw, because it is not JSON.", RAW],
+    );
+    check("", &["The body is not JSON: it is empty."]);
+    check(
+        r#"{"messages": [broken]}"#,
+        &[
+            "The body is not JSON: expected value at line 1 column 15. It is placed by what could be \
+             read of it.",
+            "Nothing: no text was found.",
+            "the host with the least to do gets it",
+        ],
+    );
+    check(
+        r#"{"messages": [}"#,
+        &["The body stops being JSON", "Nothing: no text was found."],
+    );
+    check(
+        r#"{"messages": [{"role": "user", "content": "hi"}"#,
+        &["The body is not JSON: EOF", "The body ends early"],
+    );
+    // Deeper than a parser that builds values goes, and JSON all the same.
+    let deep = format!("{{\"messages\": {}{}}}", "[".repeat(300), "]".repeat(300));
+    let folder = Folder::new();
+    assert!(told(&[&folder.write("deep.json", deep.as_bytes())])["not_json"].is_null());
+}
+
+#[test]
 fn the_configuration_decides_the_key_and_the_hosts() {
     let folder = Folder::new();
     let (path, body) = case("openai_chat/long_system");

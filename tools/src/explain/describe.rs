@@ -29,6 +29,8 @@ pub(super) struct Description {
     pub api_field: Option<String>,
     /// Why the body was not read as a prompt, or not to its end.
     pub unread: Option<&'static str>,
+    /// What is wrong with it if it is not JSON.
+    pub not_json: Option<String>,
     pub model: Option<String>,
     /// The pool and why it is this one, if there are several.
     pub pool: Option<(String, &'static str)>,
@@ -148,6 +150,7 @@ pub(super) fn describe(args: &ExplainArgs, setup: &Setup, body: &Body) -> Result
             .find(|field| field.decides_api)
             .map(|field| field.field.clone()),
         unread: prompt.coverage.label(),
+        not_json: left_out::not_json(body),
         model: prompt.model.clone(),
         pool: setup.pool_of(body),
         tenant: setup

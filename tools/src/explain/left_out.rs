@@ -6,6 +6,7 @@
 use prefix_router::payload::decode::{DETECT_BYTES, Decoder, Encoding, Limits};
 use prefix_router::payload::parts::Explained;
 use serde::Serialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::input::{Body, Setup};
@@ -60,6 +61,17 @@ pub(super) fn fields(setup: &Setup, body: &Body) -> Result<Vec<Field>, String> {
     };
     trial.below(&value, &mut Vec::new());
     Ok(trial.fields)
+}
+
+/// What is wrong with a body that is not JSON.
+pub(super) fn not_json(body: &Body) -> Option<String> {
+    let text = decoded(body).ok()?;
+    if text.is_empty() {
+        return Some("it is empty".into());
+    }
+    // This looks at the grammar alone, however deep the body goes.
+    let error = serde_json::from_slice::<IgnoredAny>(&text).err()?;
+    Some(error.to_string())
 }
 
 /// The body without its coding.

@@ -148,6 +148,7 @@ fn api(page: &mut Page, told: &Description) {
     let field = told.api_field.as_deref();
     let why = match (told.unread, told.path_apis.as_slice(), field) {
         (Some("not_json"), ..) => "it is not JSON".into(),
+        (Some("unknown_shape"), ..) if told.not_json.is_some() => "it is not JSON".into(),
         (Some("unknown_shape"), ..) => {
             "it has no field that any known API keeps a prompt in".into()
         }
@@ -169,12 +170,17 @@ fn api(page: &mut Page, told: &Description) {
         _ => "its shape tells".into(),
     };
     page.say(&format!("API: {}, because {why}.", told.api));
+    let broken = told.not_json.as_ref();
+    if let Some(why) = broken {
+        page.say(&format!("The body is not JSON: {why}."));
+    }
     match told.unread {
         Some("truncated") => page.say("The body ends early: it is placed by what was read."),
         Some("malformed") => {
             page.say("The body stops being JSON: it is placed by what came before.");
         }
-        Some(_) => page.say("Its bytes stand in for a prompt."),
+        Some(_) => page.say("Its raw bytes stand in for a prompt: equal bodies have one home."),
+        None if broken.is_some() => page.say("It is placed by what could be read of it."),
         None => {}
     }
     if told.prompts > 1 {
@@ -193,11 +199,14 @@ fn api(page: &mut Page, told: &Description) {
 
 fn prompt(page: &mut Page, told: &Description) {
     page.head("The prompt: what the engine turns into tokens, in the order it sees it");
-    page.say(&format!(
-        "{}, about {} (by 4 bytes a token).",
-        count(told.prompt_bytes, "byte"),
-        count(told.prompt_tokens, "token")
-    ));
+    match told.prompt_bytes {
+        0 => page.say("Nothing: no text was found."),
+        bytes => page.say(&format!(
+            "{}, about {} (by 4 bytes a token).",
+            count(bytes, "byte"),
+            count(told.prompt_tokens, "token")
+        )),
+    }
     if told.parts.is_empty() {
         return;
     }
