@@ -44,7 +44,7 @@ const SINGLE_KV_TOKENS: u64 = 300_000;
 /// Options of `prefix-router bench agreement`
 #[derive(Args, Clone, Debug)]
 pub struct AgreementArgs {
-    /// Workloads, with commas between them; W7 is the trace of a chat service [default:
+    /// Workloads; W7 is the trace of a chat service [default:
     /// W1,W2,W3,W5, and W7 if its trace is in --traces]
     #[arg(
         long,
@@ -55,10 +55,11 @@ pub struct AgreementArgs {
     )]
     pub workload: Vec<Name>,
     /// Loads: 1 is the highest rate at which random routing is stable
-    #[arg(long, value_delimiter = ',', default_value = "0.8", value_parser = super::positive)]
+    #[arg(long, value_delimiter = ',', value_name = "LOAD,…", default_value = "0.8",
+          value_parser = super::positive)]
     pub load: Vec<f64>,
     /// Envoy's worker threads
-    #[arg(long, value_delimiter = ',', default_value = "1,4",
+    #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "1,4",
           value_parser = clap::value_parser!(u32).range(1..=64))]
     pub workers: Vec<u32>,
     /// The seed of the workloads

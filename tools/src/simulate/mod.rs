@@ -13,16 +13,20 @@ mod summary;
 pub(crate) mod world;
 
 use std::collections::BTreeMap;
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context as _;
+use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use serde::Serialize;
 
 use crate::engine::cost::EngineConfig;
 use crate::engine::render::Template;
+use crate::report::table::wrap;
 use crate::setup;
 use cells::{Arrival, Cell, Name, Sizes, Source};
 use measure::Figures;
@@ -39,6 +43,7 @@ const CONVERSATION_HOSTS: u32 = 4;
 /// Compare routing policies in virtual time: the same workloads and engines, our production code
 /// beside its peers' rules
 #[derive(clap::Args, Clone, Debug)]
+#[command(after_help = AFTER_HELP)]
 pub struct SimulateArgs {
     /// Workloads
     #[arg(
@@ -46,31 +51,51 @@ pub struct SimulateArgs {
         value_enum,
         ignore_case = true,
         value_delimiter = ',',
+        value_name = "NAME,…",
         default_value = "W1"
     )]
     workload: Vec<Name>,
     /// Loads: 1 is the highest rate at which random routing is stable (C1, C10: requests at once)
-    #[arg(long, value_delimiter = ',', default_value = "0.8")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "LOAD,…",
+        default_value = "0.8"
+    )]
     load: Vec<f64>,
     /// How arrivals are spread
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "poisson")]
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        value_name = "ARRIVAL,…",
+        default_value = "poisson"
+    )]
     arrival: Vec<Arrival>,
     /// Gateways that share nothing
-    #[arg(long, value_delimiter = ',', default_value = "1",
+    #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "1",
           value_parser = clap::value_parser!(u32).range(1..=64))]
     gateways: Vec<u32>,
     /// Worker threads of each gateway
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     workers: u32,
-    /// Policies; `all` is every one
+    /// Policies
     #[arg(
         long,
+        ignore_case = true,
+        value_parser = policy_names(),
         value_delimiter = ',',
+        value_name = "POLICY,…",
         default_value = "prefix_router,least_request,random,oracle"
     )]
     policy: Vec<String>,
     /// Seeds
-    #[arg(long, value_delimiter = ',', default_value = "1")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "SEED,…",
+        default_value = "1"
+    )]
     seed: Vec<u64>,
     /// Hosts [default: 7; C1 and C10: 4]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -91,7 +116,7 @@ pub struct SimulateArgs {
     #[arg(long, default_value_t = 0.0)]
     unstreamed: f64,
     /// Events: SECONDS:add, SECONDS:remove:HOST, SECONDS:restart:HOST, SECONDS:restart-gateway:N
-    #[arg(long, value_delimiter = ',', value_parser = event)]
+    #[arg(long, value_delimiter = ',', value_name = "EVENT,…", value_parser = event)]
     event: Vec<(f64, Happening)>,
     /// How the engines' chat template renders history
     #[arg(long, value_enum, default_value_t)]
@@ -114,6 +139,18 @@ pub struct SimulateArgs {
     sizes: Sizes,
     #[command(flatten)]
     engine: EngineConfig,
+}
+
+const AFTER_HELP: &str = "\
+A value that ends in ,… may be several, with commas between them; every combination is run:
+  prefix-router simulate --workload W1,W2 --load 0.5,0.8 --policy prefix_router,oracle";
+
+/// Every policy by its name, and all of them together.
+fn policy_names() -> PossibleValuesParser {
+    let kinds = <policy::Kind as ValueEnum>::value_variants().iter();
+    let names = kinds.filter_map(ValueEnum::to_possible_value);
+    let all = PossibleValue::new("all").help("Every one of them");
+    PossibleValuesParser::new(names.chain([all]))
 }
 
 fn event(text: &str) -> Result<(f64, Happening), String> {
@@ -214,22 +251,33 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string(&output)?);
         return Ok(());
     }
-    print!("{}", output::table(&lines));
+    let is_terminal = std::io::stdout().is_terminal();
+    let table = match is_terminal {
+        true => output::screen(&lines),
+        false => output::table(&lines),
+    };
+    print!("{table}");
     if relative.len() > 1 {
         print!("{}", output::relative_table(&relative));
     }
-    print_events(&rows);
+    for event in told_events(&rows) {
+        match is_terminal {
+            true => println!("{}", wrap(&event).join("\n")),
+            false => println!("{event}"),
+        }
+    }
     println!("\ncommit {}, seeds {:?}", setup::commit(), args.seed);
     Ok(())
 }
 
-fn print_events(rows: &[Row]) {
+fn told_events(rows: &[Row]) -> Vec<String> {
+    let mut told = Vec::new();
     for row in rows {
         for event in &row.figures.events {
             let recovery = event
                 .recovery_s
                 .map_or("never".to_owned(), |s| format!("{s:.0} s"));
-            println!(
+            told.push(format!(
                 "{} {:.0} % {} seed {}: {} at {:.0} s: moved {:.1} % of {} keys ({:.1} % not from \
                  a host that left; {:.1} % without the event), hits {:.1} -> {:.1} -> {:.1} %, recovery {recovery}, P99 of \
                  the first minute {:.2} s",
@@ -247,30 +295,20 @@ fn print_events(rows: &[Row]) {
                 event.hit_dip * 100.0,
                 event.hit_after * 100.0,
                 event.ttft_p99_s,
-            );
+            ));
         }
     }
+    told
 }
 
 /// Every combination, those that share prepared requests beside each other.
 fn cells(args: &SimulateArgs) -> anyhow::Result<Vec<Cell>> {
     let mut policies: Vec<policy::Kind> = Vec::new();
     for name in &args.policy {
-        match <policy::Kind as clap::ValueEnum>::from_str(name, true) {
-            _ if name == "all" => {
-                policies.extend(<policy::Kind as clap::ValueEnum>::value_variants())
-            }
+        match <policy::Kind as ValueEnum>::from_str(name, true) {
             Ok(kind) => policies.push(kind),
-            Err(_) => {
-                let known: Vec<String> = <policy::Kind as clap::ValueEnum>::value_variants()
-                    .iter()
-                    .map(|kind| kind.name())
-                    .collect();
-                anyhow::bail!(
-                    "--policy: expected all, or of {}; got {name}",
-                    known.join(", ")
-                );
-            }
+            // The only other name that is accepted means every one.
+            Err(_) => policies.extend(<policy::Kind as ValueEnum>::value_variants()),
         }
     }
     let mut cells = Vec::new();

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use anyhow::anyhow;
 use plotters::prelude::*;
 
+use crate::report::table::wrap;
 use crate::simulate::summary::{Estimate, Line, Relative};
 
 /// The table.
@@ -19,11 +20,7 @@ pub fn table(lines: &[Line]) -> String {
          |---|--:|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n",
     );
     for line in lines {
-        let load = match line.arrival {
-            "bursty" => format!("{:.0} % bursty", line.load * 100.0),
-            "poisson" if line.workload.starts_with('C') => format!("{:.0} at once", line.load),
-            _ => format!("{:.0} %", line.load * 100.0),
-        };
+        let load = load(line);
         let percent = |estimate: Estimate| cell(estimate, 100.0, 1);
         let _ = writeln!(
             table,
@@ -47,6 +44,61 @@ pub fn table(lines: &[Line]) -> String {
         table.push_str("\n± is half of the 95 % confidence interval over the seeds.\n");
     }
     table
+}
+
+fn load(line: &Line) -> String {
+    match line.arrival {
+        "bursty" => format!("{:.0} % bursty", line.load * 100.0),
+        "poisson" if line.workload.starts_with('C') => format!("{:.0} at once", line.load),
+        _ => format!("{:.0} %", line.load * 100.0),
+    }
+}
+
+/// The lines for a terminal of 80 columns: the columns that are looked at most, and no intervals.
+#[must_use]
+pub fn screen(lines: &[Line]) -> String {
+    let mut text = String::new();
+    let mut before = String::new();
+    for line in lines {
+        let gateways = line.gateways;
+        let plural = if gateways == 1 { "" } else { "s" };
+        let title = format!(
+            "{} at {}, {gateways} gateway{plural}",
+            line.workload,
+            load(line)
+        );
+        if title != before {
+            let gap = if text.is_empty() { "" } else { "\n" };
+            let _ = writeln!(
+                text,
+                "{gap}{title}\n{:<25} {:>6} {:>7} {:>7} {:>7} {:>7} {:>7} {:>6}",
+                "", "hits %", "P50 s", "mean s", "P90 s", "P99 s", "busiest", "kept %"
+            );
+            before = title;
+        }
+        let mean = |estimate: Estimate, factor, digits| {
+            let ci95 = None;
+            cell(Estimate { ci95, ..estimate }, factor, digits)
+        };
+        let _ = writeln!(
+            text,
+            "{:<25} {:>6} {:>7} {:>7} {:>7} {:>7} {:>7} {:>6}",
+            line.policy,
+            mean(line.hit_rate, 100.0, 1),
+            mean(line.p50, 1.0, 3),
+            mean(line.mean, 1.0, 3),
+            mean(line.p90, 1.0, 3),
+            mean(line.p99, 1.0, 2),
+            mean(line.share_max_over_mean, 1.0, 2),
+            mean(line.turns_kept, 100.0, 1),
+        );
+    }
+    let meaning = "P50 to P99: time to the first token. busiest: requests of the host that got most, \
+                   over the mean. kept: later turns that stayed on their host. Means over the \
+                   seeds; their intervals and more columns are in the output if it is piped \
+                   (Markdown), or with --json.";
+    let _ = writeln!(text, "\n{}", wrap(meaning).join("\n"));
+    text
 }
 
 fn cell(estimate: Estimate, factor: f64, digits: usize) -> String {
@@ -211,4 +263,52 @@ fn draw(
         .draw()
         .map_err(wrong)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_of_80_columns_is_never_too_narrow() {
+        let of = |mean| Estimate {
+            mean,
+            ci95: Some(mean / 10.0),
+        };
+        let line = |policy: &str, gateways| Line {
+            workload: "W7s",
+            load: 1.1,
+            arrival: "bursty",
+            gateways,
+            policy: policy.into(),
+            seeds: 5,
+            hit_rate: of(0.905),
+            p50: of(123.456),
+            mean: of(234.567),
+            p90: of(345.678),
+            p99: of(456.78),
+            tokens_per_s: of(123_456.0),
+            share_max_over_mean: of(1.25),
+            in_flight_max_over_mean: of(1.5),
+            diverted: of(0.1),
+            turns_kept: of(f64::NAN),
+        };
+        let name = "prefix_router_local_index";
+        let shown = screen(&[line(name, 1), line("oracle", 1), line(name, 16)]);
+        for row in shown.lines() {
+            assert!(row.chars().count() <= 80, "{row:?}");
+        }
+        let titles: Vec<&str> = shown.lines().filter(|row| row.contains(" at ")).collect();
+        let expected = [
+            "W7s at 110 % bursty, 1 gateway",
+            "W7s at 110 % bursty, 16 gateways",
+        ];
+        assert_eq!(titles, expected);
+        let row = "prefix_router_local_index   90.5 123.456 234.567 345.678  456.78    1.25      –";
+        assert_eq!(
+            shown.lines().filter(|line| *line == row).count(),
+            2,
+            "{shown}"
+        );
+    }
 }
