@@ -22,6 +22,14 @@ fn single(text: &str) -> Finding {
     findings.remove(0)
 }
 
+/// The only error.
+#[track_caller]
+fn single_error(text: &str) -> String {
+    let mut errors = single(text).errors;
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    errors.remove(0)
+}
+
 #[test]
 fn every_shipped_envoy_file_with_a_filter_is_valid_and_needs_no_warning() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../envoy");
@@ -35,7 +43,7 @@ fn every_shipped_envoy_file_with_a_filter_is_valid_and_needs_no_warning() {
             continue;
         }
         for finding in check(&text).unwrap() {
-            assert_eq!(finding.error, None, "{}", path.display());
+            assert_eq!(finding.errors, Vec::<String>::new(), "{}", path.display());
             assert_eq!(finding.warnings, Vec::<String>::new(), "{}", path.display());
             assert!(!finding.place.is_empty());
         }
@@ -47,7 +55,7 @@ fn every_shipped_envoy_file_with_a_filter_is_valid_and_needs_no_warning() {
 #[test]
 fn a_configuration_alone_is_told_in_words() {
     let finding = single(SMALLEST);
-    assert_eq!(finding.error, None);
+    assert_eq!(finding.errors, Vec::<String>::new());
     assert_eq!(finding.meaning[0], "pool engines: cluster engines");
     let fixed = SMALLEST.replace(
         r#""cluster": "engines""#,
@@ -63,26 +71,24 @@ fn a_configuration_alone_is_told_in_words() {
 
 #[test]
 fn what_the_filter_refuses_is_refused_with_its_words() {
-    let error = single(&SMALLEST.replace("pools", "pool")).error.unwrap();
+    let error = single_error(&SMALLEST.replace("pools", "pool"));
     assert!(
         error.starts_with("config /pool: unknown field, did you mean pools?"),
         "{error}"
     );
-    let error = single("{\"pools\": [").error.unwrap();
+    let error = single_error("{\"pools\": [");
     assert!(
         error.starts_with("config: expected JSON, got EOF"),
         "{error}"
     );
     let in_envoy = shipped().replace("\"admin_cluster\"", "\"admin\"");
-    let error = single(&in_envoy).error.unwrap();
+    let error = single_error(&in_envoy);
     assert!(error.contains("/pools/0/hosts/admin"), "{error}");
 }
 
 #[test]
 fn a_configuration_that_will_not_arrive_as_json_is_refused() {
-    let error = single(&shipped().replace("StringValue\n", "Struct\n"))
-        .error
-        .unwrap();
+    let error = single_error(&shipped().replace("StringValue\n", "Struct\n"));
     assert!(
         error.contains("StringValue") && error.contains("Struct"),
         "{error}"
@@ -139,7 +145,7 @@ fn check_warning(from: &str, to: &str, expected: &str) {
     let text = shipped();
     assert!(text.contains(from), "{from}");
     let finding = single(&text.replace(from, to));
-    assert_eq!(finding.error, None);
+    assert_eq!(finding.errors, Vec::<String>::new());
     assert_eq!(finding.warnings.len(), 1, "{:?}", finding.warnings);
     assert!(
         finding.warnings[0].contains(expected),
@@ -158,12 +164,6 @@ fn warns_of_what_keeps_the_filter_from_working() {
         "FAIL_RELOAD",
     );
     check_warning("vm_id: prefix_router", "vm_id: ''", "vm_id");
-    check_warning(
-        "\"cluster\": \"engines\"",
-        "\"cluster\": \"llm\"",
-        "no cluster llm",
-    );
-    check_warning("\"envoy_admin\"", "\"admin\"", "no cluster admin");
     let limit = "request_body_buffer_limit: 10485760";
     check_warning(limit, "request_body_buffer_limit: 8388608", limit);
     check_warning(
@@ -177,16 +177,6 @@ fn warns_of_what_keeps_the_filter_from_working() {
         "x-prefix-route-pool",
     );
     check_warning("tag_name: pool,", "tag_name: llm,", "labels");
-    check_warning(
-        "- header: x-prefix-route-host",
-        "- header: x-a",
-        "header_to_metadata",
-    );
-    check_warning(
-        "override_host.v3.OverrideHost",
-        "random.v3.Random",
-        "cluster engines ignores",
-    );
 }
 
 #[test]
@@ -214,7 +204,139 @@ fn a_pool_that_no_route_leads_to_its_cluster_is_an_error() {
         ),
     ] {
         assert!(text.contains(from));
-        let error = single(&text.replace(from, to)).error.unwrap();
+        let error = single_error(&text.replace(from, to));
         assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// Replaces one thing in the shipped file; the one error it gives contains `expected`.
+#[track_caller]
+fn check_error(from: &str, to: &str, expected: &str) {
+    let text = shipped();
+    assert!(text.contains(from), "{from}");
+    let error = single_error(&text.replace(from, to));
+    assert!(error.contains(expected), "{error}");
+}
+
+/// The shipped file with its HTTP filters in another order: of the filter (0), `header_to_metadata`
+/// (1) and the router (2).
+fn ordered(order: &[usize]) -> String {
+    let text = shipped();
+    let starts = [
+        "          - name: prefix_router\n",
+        "          - name: envoy.filters.http.header_to_metadata\n",
+        "          - name: envoy.filters.http.router\n",
+        "\n  # For Prometheus",
+    ];
+    let at: Vec<usize> = starts
+        .iter()
+        .map(|start| text.find(start).unwrap())
+        .collect();
+    let parts = order.iter().map(|&part| &text[at[part]..at[part + 1]]);
+    let parts: String = parts.collect();
+    format!("{}{parts}{}", &text[..at[0]], &text[at[3]..])
+}
+
+#[test]
+fn header_to_metadata_has_to_stand_between_the_filter_and_the_router() {
+    assert_eq!(ordered(&[0, 1, 2]), shipped());
+    for (order, expected) in [
+        (
+            &[1, 0, 2][..],
+            "(http_filters/0) stands in front of prefix_router (http_filters/1)",
+        ),
+        (&[0, 2], "choices are lost: copy header_to_metadata"),
+        (
+            &[0, 2, 1],
+            "header_to_metadata (http_filters/2) stands behind the router",
+        ),
+        (
+            &[1, 2, 0],
+            "prefix_router (http_filters/2) stands behind the router",
+        ),
+    ] {
+        let error = single_error(&ordered(order));
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn a_choice_that_the_policy_does_not_find_is_an_error() {
+    let header = "- header: x-prefix-route-host";
+    check_error(
+        header,
+        "- header: x-a",
+        "moves x-a; expected x-prefix-route-host",
+    );
+    check_error(
+        "type: STRING",
+        "type: NUMBER",
+        "as type NUMBER; expected STRING",
+    );
+    let written = "key: prefix-route-host, type";
+    let expected = "reads envoy.lb/prefix-route-host, but header_to_metadata writes envoy.lb/host";
+    check_error(written, "key: host, type", expected);
+    let space = "metadata_namespace: envoy.lb, ";
+    check_error(
+        space,
+        "",
+        "writes envoy.filters.http.header_to_metadata/prefix-route-host",
+    );
+    let read = "path: [{ key: prefix-route-host }]";
+    check_error(
+        read,
+        "path: [{ key: host }]",
+        "cluster engines does not get",
+    );
+    check_error(
+        read,
+        "path: [{ key: prefix-route-host }, { key: a }]",
+        "host/a, but",
+    );
+    let policy = "override_host.v3.OverrideHost";
+    check_error(policy, "random.v3.Random", "cluster engines ignores");
+}
+
+#[test]
+fn other_ways_of_the_choice_are_no_error() {
+    let metadata = "- metadata: { key: envoy.lb, path: [{ key: prefix-route-host }] }";
+    let by_header = shipped().replace(metadata, "- header: X-Prefix-Route-Host");
+    assert!(single_error(&by_header).contains("reads x-prefix-route-host, but"));
+    let kept = by_header.replace("remove: true", "remove: false");
+    assert_eq!(single(&kept).errors, Vec::<String>::new());
+    let by_default = shipped().replace(", type: STRING", "");
+    assert_eq!(single(&by_default).errors, Vec::<String>::new());
+    // What another filter writes is not known.
+    let lua = "          - name: lua\n            typed_config:\n              \
+               \"@type\": type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua\n";
+    let router = "          - name: envoy.filters.http.router\n";
+    let lua = ordered(&[0, 2]).replacen(router, &format!("{lua}{router}"), 1);
+    let finding = single(&lua);
+    assert_eq!(finding.errors, Vec::<String>::new());
+    assert!(finding.warnings[0].contains("copy header_to_metadata"));
+    // Nothing is sent that could get lost.
+    let observed = ordered(&[0, 2]).replace("\"hosts\": {", "\"mode\": \"observe\", \"hosts\": {");
+    assert_eq!(single(&observed).errors, Vec::<String>::new());
+}
+
+#[test]
+fn a_cluster_that_can_serve_no_pool_is_an_error() {
+    check_error(
+        "\"envoy_admin\"",
+        "\"admin\"",
+        "no cluster admin, so that pool engines learns",
+    );
+    let missing = shipped().replace("  - name: engines\n", "  - name: llm\n");
+    let errors = single(&missing).errors;
+    assert_eq!(
+        errors,
+        ["the file has no cluster engines, so that pool engines routes nothing"]
+    );
+    let managed = format!("dynamic_resources: {{ cds_config: {{ ads: {{}} }} }}\n{missing}");
+    assert_eq!(single(&managed).errors, Vec::<String>::new());
+    for kind in ["LOGICAL_DNS", "ORIGINAL_DST"] {
+        let expected = format!("cluster engines is of type {kind}");
+        let text = shipped().replacen("type: STATIC", &format!("type: {kind}"), 1);
+        assert!(single_error(&text).starts_with(&expected));
     }
 }

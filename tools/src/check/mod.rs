@@ -3,6 +3,7 @@
 //! Guarantee: what is accepted here is what the filter accepts, for it is the same parser. Not
 //! here: whether Envoy accepts the rest of its file (`envoy --mode validate`).
 
+mod chain;
 mod meaning;
 mod surroundings;
 
@@ -31,12 +32,26 @@ pub struct CheckArgs {
 pub struct Finding {
     /// Where it stands in the file, as a JSON Pointer; empty if it is the whole file.
     pub place: String,
-    /// Why the filter refuses it, or why requests of a pool do not reach its cluster.
-    pub error: Option<String>,
+    /// Why the filter refuses it, or what around it makes it useless.
+    pub errors: Vec<String>,
     /// What it means, in words.
     pub meaning: Vec<String>,
-    /// What around it keeps the filter from working as meant.
+    /// What around it may keep the filter from working as meant.
     pub warnings: Vec<String>,
+}
+
+/// What is wrong around a filter: what is lost for certain, and what may be.
+#[derive(Debug, Default)]
+struct Problems {
+    errors: Vec<String>,
+    warnings: Vec<String>,
+}
+
+impl Problems {
+    fn add(&mut self, other: Self) {
+        self.errors.extend(other.errors);
+        self.warnings.extend(other.warnings);
+    }
 }
 
 /// Nothing that people write by hand is larger.
@@ -49,7 +64,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     let findings = check(&text).with_context(|| name.to_string())?;
     let invalid = findings
         .iter()
-        .filter(|finding| finding.error.is_some())
+        .filter(|finding| !finding.errors.is_empty())
         .count();
     if args.json {
         println!("{}", serde_json::json!({ "findings": findings }));
@@ -80,9 +95,11 @@ fn print(finding: &Finding) {
     if !finding.place.is_empty() {
         println!("{}", finding.place);
     }
-    match &finding.error {
-        Some(error) => println!("error: {error}"),
-        None => println!("valid"),
+    if finding.errors.is_empty() {
+        println!("valid");
+    }
+    for error in &finding.errors {
+        println!("error: {error}");
     }
     for line in &finding.meaning {
         println!("{line}");
@@ -155,28 +172,30 @@ fn judge_found(document: &Value, found: surroundings::Found<'_>) -> Finding {
         Err(error) => {
             return Finding {
                 place: found.place,
-                error: Some(error),
+                errors: vec![error],
                 meaning: Vec::new(),
                 warnings: Vec::new(),
             };
         }
     };
+    let place = found.place.clone();
     let mut finding = judge(text, found.place);
     if let Ok(config) = Config::parse(text.as_bytes()) {
-        finding.warnings = surroundings::warnings(document, found.filter, &config);
-        finding.error = surroundings::lost_pool(document, &config);
+        let problems = surroundings::problems(document, &place, found.filter, &config);
+        finding.errors = problems.errors;
+        finding.warnings = problems.warnings;
     }
     finding
 }
 
 fn judge(configuration: &str, place: String) -> Finding {
-    let (error, meaning) = match Config::parse(configuration.as_bytes()) {
-        Ok(config) => (None, meaning::of(&config)),
-        Err(error) => (Some(error.to_string()), Vec::new()),
+    let (errors, meaning) = match Config::parse(configuration.as_bytes()) {
+        Ok(config) => (Vec::new(), meaning::of(&config)),
+        Err(error) => (vec![error.to_string()], Vec::new()),
     };
     Finding {
         place,
-        error,
+        errors,
         meaning,
         warnings: Vec::new(),
     }

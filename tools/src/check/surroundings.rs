@@ -8,14 +8,14 @@ use prefix_router::config::{Config, HostSource, Pool};
 use prefix_router::names;
 use serde_json::Value;
 
+use super::Problems;
+use super::chain::{self, Chain};
+
 /// What the filter is called in `root_id` and `name`.
 const FILTER: &str = "prefix_router";
 
-/// The policy that obeys the filter.
-const OVERRIDE_HOST: &str = "override_host.v3.OverrideHost";
-
 /// Envoy's files nest about 20 levels.
-const DEPTH_MAX: usize = 64;
+pub(super) const DEPTH_MAX: usize = 64;
 
 /// The filter must be able to hold a body and a last read of the socket (1 MiB).
 const READ_BYTES: u64 = 1024 * 1024;
@@ -122,7 +122,7 @@ fn configuration(filter: &Value) -> Result<&str, String> {
     }
 }
 
-fn visit<'v>(
+pub(super) fn visit<'v>(
     value: &'v Value,
     place: &mut String,
     depth: usize,
@@ -154,18 +154,32 @@ fn visit<'v>(
 }
 
 /// What in Envoy's file keeps the filter from working as meant.
-pub(super) fn warnings(document: &Value, filter: &Value, config: &Config) -> Vec<String> {
-    let mut warnings = own_warnings(filter);
-    if document.get("static_resources").is_some() {
-        warnings.extend(missing_clusters(document, config));
-        warnings.extend(choices_lost(document, config));
-        warnings.extend(bootstrap_warnings(document, config));
+pub(super) fn problems(document: &Value, place: &str, filter: &Value, config: &Config) -> Problems {
+    let mut problems = Problems {
+        warnings: own_warnings(filter),
+        ..Problems::default()
+    };
+    let chain = Chain::around(document, place);
+    let order = chain.as_ref().map(Chain::order).unwrap_or_default();
+    let starts = order.is_empty();
+    problems.errors.extend(order);
+    if document.get("static_resources").is_none() {
+        return problems;
     }
-    warnings
+    problems.errors.extend(missing_clusters(document, config));
+    if starts {
+        problems.add(chain::lost(chain.as_ref(), document, config));
+    }
+    problems.errors.extend(nameless_hosts(document, config));
+    problems.errors.extend(lost_pool(document, config));
+    problems
+        .warnings
+        .extend(bootstrap_warnings(document, config));
+    problems
 }
 
 /// Why requests of a pool do not reach its cluster, if the file has the routes.
-pub(super) fn lost_pool(document: &Value, config: &Config) -> Option<String> {
+fn lost_pool(document: &Value, config: &Config) -> Option<String> {
     let mut routes = Vec::new();
     visit(document, &mut String::new(), DEPTH_MAX, &mut |value, _| {
         let list = value.get("routes").and_then(Value::as_array);
@@ -258,7 +272,7 @@ fn own_warnings(filter: &Value) -> Vec<String> {
 }
 
 /// The cluster of that name in the file.
-fn cluster<'v>(document: &'v Value, name: &str) -> Option<&'v Value> {
+pub(super) fn cluster<'v>(document: &'v Value, name: &str) -> Option<&'v Value> {
     let clusters = document.pointer("/static_resources/clusters")?.as_array()?;
     let named = |cluster: &&Value| cluster.get("name").and_then(Value::as_str) == Some(name);
     clusters.iter().find(named)
@@ -297,49 +311,49 @@ fn missing_clusters(document: &Value, config: &Config) -> Vec<String> {
     if document.pointer("/dynamic_resources/cds_config").is_some() {
         return Vec::new();
     }
-    let is_there = |name: &str| cluster(document, name).is_some();
-    let mut names = Vec::new();
+    let is_missing = |name: &str| cluster(document, name).is_none();
+    let mut errors = Vec::new();
     for pool in &config.pools {
-        names.push(&pool.cluster);
-        if let HostSource::Admin { cluster, .. } = &pool.hosts {
-            names.push(cluster);
+        let (name, wanted) = (&pool.name, &pool.cluster);
+        if is_missing(wanted) {
+            errors.push(format!(
+                "the file has no cluster {wanted}, so that pool {name} routes nothing"
+            ));
         }
-    }
-    names.retain(|name| !is_there(name));
-    names
-        .into_iter()
-        .map(|name| format!("the file has no cluster {name}"))
-        .collect()
-}
-
-/// What keeps the filter's choices from the clusters' policies: Envoy then starts, and balances as
-/// if there were no filter.
-fn choices_lost(document: &Value, config: &Config) -> Vec<String> {
-    let mut warnings = Vec::new();
-    let mut moved = false;
-    visit(document, &mut String::new(), DEPTH_MAX, &mut |value, _| {
-        let header = value.get("header").and_then(Value::as_str);
-        moved |= header == Some(names::ROUTE_HOST) && value.get("on_header_present").is_some();
-    });
-    if !moved {
-        warnings.push(
-            "the filter's choices are lost: copy header_to_metadata from envoy/envoy.yaml".into(),
-        );
-    }
-    for pool in &config.pools {
-        let Some(cluster) = cluster(document, &pool.cluster) else {
-            continue;
-        };
-        let policy = cluster.get("load_balancing_policy");
-        if policy.is_none_or(|policy| !policy.to_string().contains(OVERRIDE_HOST)) {
-            warnings.push(format!(
-                "cluster {} ignores the filter's choices: copy load_balancing_policy from \
-                 envoy/envoy.yaml",
-                pool.cluster
+        if let HostSource::Admin { cluster, .. } = &pool.hosts
+            && is_missing(cluster)
+        {
+            errors.push(format!(
+                "the file has no cluster {cluster}, so that pool {name} learns no host"
             ));
         }
     }
-    warnings
+    errors
+}
+
+/// Clusters whose single hosts have no address by which the policy knows them.
+fn nameless_hosts(document: &Value, config: &Config) -> Vec<String> {
+    let mut errors = Vec::new();
+    for pool in &config.pools {
+        let name = &pool.cluster;
+        let Some(cluster) = cluster(document, name) else {
+            continue;
+        };
+        let field = |path| cluster.pointer(path).and_then(Value::as_str);
+        let kind = field("/type").or_else(|| field("/cluster_type/name"));
+        let kind = kind.unwrap_or_default();
+        let what = match kind {
+            "LOGICAL_DNS" | "envoy.clusters.logical_dns" => {
+                "is one host to Envoy, however many addresses the name has: use STRICT_DNS"
+            }
+            "ORIGINAL_DST" | "envoy.cluster.original_dst" | "envoy.clusters.original_dst" => {
+                "lists no hosts among which to choose: use STATIC, STRICT_DNS or EDS"
+            }
+            _ => continue,
+        };
+        errors.push(format!("cluster {name} is of type {kind}, which {what}"));
+    }
+    errors
 }
 
 fn bootstrap_warnings(document: &Value, config: &Config) -> Vec<String> {
