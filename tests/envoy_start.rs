@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use prefix_router::names::{DECISIONS, PAYLOAD};
 use serde_json::{Value, json};
 use tools::harness::Plan;
 use tools::testkit::{
@@ -255,6 +256,42 @@ async fn without_the_stop_iteration_setting_every_request_is_released_within_a_s
             waited < Duration::from_millis(500),
             "a later request was held for {waited:?}"
         );
+    }
+    gateway.quiet().await.unwrap();
+}
+
+/// How a gateway that has other services too keeps the filter off them.
+#[tokio::test]
+async fn a_route_on_which_the_filter_is_disabled_is_neither_read_nor_counted() {
+    let engines = MockEngine::start_many(1).await.unwrap();
+    let gateway = Gateway::of(&engines).edit(|plan| {
+        plan.edit_http(|http| {
+            let kind = "type.googleapis.com/envoy.config.route.v3.FilterConfig";
+            let routes = http.pointer_mut("/route_config/virtual_hosts/0/routes");
+            let routes = routes.unwrap().as_array_mut().unwrap();
+            routes.insert(
+                0,
+                json!({
+                    "match": {"prefix": "/uploads"}, "route": {"cluster": "engines"},
+                    "typed_per_filter_config": {
+                        "prefix_router": {"@type": kind, "disabled": true},
+                    },
+                }),
+            );
+            Ok(())
+        })
+    });
+    let gateway = gateway.start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let body = chat(&words(1, 2000), &words(2, 100_000));
+    let upload = Request::post("/uploads/v1/chat/completions", body.clone());
+    let answer = client.ok(upload).await.unwrap();
+    assert_eq!(answer.seen_sha256().unwrap(), sha256(&body));
+    client.ok(Request::chat(body)).await.unwrap();
+    for counter in [DECISIONS, PAYLOAD] {
+        let one = |found| found == 1.0;
+        let counted = gateway.envoy().wait_until_metric(counter, &[], one, SOON);
+        counted.await.unwrap();
     }
     gateway.quiet().await.unwrap();
 }
