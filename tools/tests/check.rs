@@ -340,3 +340,58 @@ fn a_cluster_that_can_serve_no_pool_is_an_error() {
         assert!(single_error(&text).starts_with(&expected));
     }
 }
+
+#[test]
+fn a_default_pool_that_no_route_leads_to_is_an_error() {
+    let route = "                  cluster: engines\n";
+    let to = |way: &str| shipped().replace(route, &format!("                  {way}\n"));
+    let error = single_error(&to("cluster: web"));
+    assert!(
+        error.contains("go to cluster web; expected engines"),
+        "{error}"
+    );
+    for way in [
+        "weighted_clusters: { clusters: [{ name: web, weight: 1 }, { name: engines, weight: 9 }] }",
+        "cluster_header: x-a",
+    ] {
+        assert_eq!(single(&to(way)).errors, Vec::<String>::new(), "{way}");
+    }
+}
+
+/// The shipped file with one more route, in front; the warnings it gives.
+fn warnings_with(route: &str) -> Vec<String> {
+    let routes = "              routes:\n              - match: { prefix: \"/\" }\n";
+    let text = shipped();
+    assert!(text.contains(routes));
+    let (head, tail) = routes.split_at(routes.find("              - ").unwrap());
+    let with = format!("{head}              - {route}\n{tail}");
+    let finding = single(&text.replace(routes, &with));
+    assert_eq!(finding.errors, Vec::<String>::new());
+    finding.warnings
+}
+
+#[test]
+fn warns_of_other_routes_whose_requests_the_filter_holds() {
+    let off = "typed_per_filter_config: { prefix_router: { \"@type\": \
+               type.googleapis.com/envoy.config.route.v3.FilterConfig, disabled: true } }";
+    let web = "match: { prefix: /web }, route: { cluster: web }";
+    let warnings = warnings_with(&format!("{{ {web} }}"));
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(
+        warnings[0].starts_with("cluster web is in no pool"),
+        "{warnings:?}"
+    );
+    assert!(warnings[0].ends_with(off), "{warnings:?}");
+    for quiet in [
+        format!("{web}, {off}"),
+        web.replace(
+            "/web",
+            "/web, headers: [{ name: ':method', string_match: { exact: GET } }]",
+        ),
+        web.replace("cluster: web", "cluster: engines"),
+        "match: { prefix: /web }, direct_response: { status: 404 }".into(),
+    ] {
+        let warnings = warnings_with(&format!("{{ {quiet} }}"));
+        assert_eq!(warnings, Vec::<String>::new(), "{quiet}");
+    }
+}

@@ -30,7 +30,7 @@ const HARMLESS: [&str; 7] = [
 /// The HTTP filters of one listener, ours among them.
 pub(super) struct Chain<'v> {
     /// Envoy's connection manager.
-    manager: &'v Value,
+    pub manager: &'v Value,
     filters: &'v [Value],
     own: usize,
 }
@@ -48,6 +48,11 @@ impl<'v> Chain<'v> {
             filters,
             own,
         })
+    }
+
+    /// The filter as its listener has it: with its name, and whether it is off.
+    pub(super) fn own(&self) -> &'v Value {
+        self.filters.get(self.own).unwrap_or(&Value::Null)
     }
 
     fn router(&self) -> usize {

@@ -5,6 +5,7 @@
 
 mod chain;
 mod meaning;
+mod routes;
 mod surroundings;
 
 use std::io::Read as _;

@@ -4,12 +4,12 @@
 //! of Envoy's config, is not warned of what other parts may hold. Not here: the configuration
 //! itself.
 
-use prefix_router::config::{Config, HostSource, Pool};
+use prefix_router::config::{Config, HostSource};
 use prefix_router::names;
 use serde_json::Value;
 
-use super::Problems;
 use super::chain::{self, Chain};
+use super::{Problems, routes};
 
 /// What the filter is called in `root_id` and `name`.
 const FILTER: &str = "prefix_router";
@@ -171,81 +171,11 @@ pub(super) fn problems(document: &Value, place: &str, filter: &Value, config: &C
         problems.add(chain::lost(chain.as_ref(), document, config));
     }
     problems.errors.extend(nameless_hosts(document, config));
-    problems.errors.extend(lost_pool(document, config));
+    problems.add(routes::problems(chain.as_ref(), document, config));
     problems
         .warnings
         .extend(bootstrap_warnings(document, config));
     problems
-}
-
-/// Why requests of a pool do not reach its cluster, if the file has the routes.
-fn lost_pool(document: &Value, config: &Config) -> Option<String> {
-    let mut routes = Vec::new();
-    visit(document, &mut String::new(), DEPTH_MAX, &mut |value, _| {
-        let list = value.get("routes").and_then(Value::as_array);
-        let everything = serde_json::json!({ "prefix": "/" });
-        // Envoy takes the first route that matches.
-        let mut covered = false;
-        for route in list.into_iter().flatten() {
-            if let (Some(found), Some(to)) = (route.get("match"), route.get("route")) {
-                routes.push(Way { found, to, covered });
-                covered |= *found == everything;
-            }
-        }
-    });
-    if document.get("static_resources").is_none() || routes.is_empty() {
-        return None;
-    }
-    let named = config.pools.iter().filter(|pool| !pool.default);
-    named.filter_map(|pool| lost(&routes, pool)).next()
-}
-
-/// A route of the file.
-struct Way<'v> {
-    found: &'v Value,
-    to: &'v Value,
-    /// Whether one before it takes all requests.
-    covered: bool,
-}
-
-/// The same of one pool that the header leads to.
-fn lost(routes: &[Way<'_>], pool: &Pool) -> Option<String> {
-    let (name, cluster) = (pool.name.as_str(), pool.cluster.as_str());
-    let headers = |found: &Value| -> Vec<Value> {
-        let headers = found.get("headers").and_then(Value::as_array);
-        let mut headers = headers.cloned().unwrap_or_default();
-        headers.retain(|header| header.get("name") == Some(&Value::from(names::ROUTE_POOL)));
-        headers
-    };
-    let leads = |header: &Value| {
-        let exact = header
-            .pointer("/string_match/exact")
-            .and_then(Value::as_str);
-        exact == Some(name) || header.get("present_match") == Some(&Value::Bool(true))
-    };
-    let matching = routes.iter();
-    let matching = matching.filter(|way| headers(way.found).iter().any(leads));
-    // One that is looked at, if there is one.
-    let Some(way) = matching.min_by_key(|way| way.covered) else {
-        return Some(format!(
-            "no route leads to pool {name}: add one that matches {}: {name} exactly, to cluster \
-             {cluster}, as in envoy/pools.yaml",
-            names::ROUTE_POOL
-        ));
-    };
-    if way.covered {
-        return Some(format!(
-            "the route of pool {name} comes behind one that takes every request, so that Envoy \
-             never looks at it: put it in front"
-        ));
-    }
-    let reached = match way.to.get("cluster").and_then(Value::as_str) {
-        Some(reached) => reached,
-        // By the header itself.
-        None => name,
-    };
-    (reached != cluster)
-        .then(|| format!("the route of pool {name} leads to cluster {reached}; expected {cluster}"))
 }
 
 fn own_warnings(filter: &Value) -> Vec<String> {
