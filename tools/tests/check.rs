@@ -395,3 +395,57 @@ fn warns_of_other_routes_whose_requests_the_filter_holds() {
         assert_eq!(warnings, Vec::<String>::new(), "{quiet}");
     }
 }
+
+#[test]
+fn an_admin_that_the_filter_does_not_reach_is_an_error() {
+    let admin = "/run/envoy/admin.sock, mode";
+    let expected = "leads to /run/envoy/admin.sock, but the admin listens on /run/a.sock";
+    check_error(admin, "/run/a.sock, mode", expected);
+    let pipe = "{ pipe: { path: /run/envoy/admin.sock } }";
+    let at = |ip: &str, port: u16| {
+        format!("{{ socket_address: {{ address: {ip}, port_value: {port} }} }}")
+    };
+    check_error(pipe, &at("127.0.0.1", 9902), "leads to 127.0.0.1:9902, but");
+    // A listener may hand on what is asked; an admin on all addresses is reached at any.
+    let handed_on = shipped().replace(pipe, &at("127.0.0.1", 9901));
+    assert_eq!(single(&handed_on).errors, Vec::<String>::new());
+    let own = "{ pipe: { path: /run/envoy/admin.sock, mode: 384 } }";
+    let open = shipped().replace(own, &at("0.0.0.0", 9902));
+    let open = open.replace(pipe, &at("127.0.0.1", 9902));
+    assert_eq!(single(&open).errors, Vec::<String>::new());
+    let none = shipped().replace("\nadmin:", "\nnode2:");
+    assert!(single(&none).warnings[0].contains("no admin.address"));
+}
+
+#[test]
+fn an_admin_that_does_not_allow_the_filters_questions_is_an_error() {
+    let allowing = |rules: &str| {
+        shipped().replace(
+            "\nadmin:\n",
+            &format!("\nadmin:\n  allow_paths: [{rules}]\n"),
+        )
+    };
+    // Envoy 1.40 answers 403 to /clusters?format=json if only /clusters is allowed exactly.
+    for rules in [
+        "{ prefix: /stats }",
+        "{ exact: /clusters }",
+        "{ suffix: /clusters }",
+    ] {
+        let error = single_error(&allowing(rules));
+        assert!(error.contains("add { prefix: /clusters }"), "{error}");
+    }
+    for rules in [
+        "",
+        "{ exact: /ready }, { prefix: /clusters }",
+        "{ prefix: /CLUSTERS, ignore_case: true }",
+        "{ contains: format=json }",
+        "{ safe_regex: { regex: '/clusters.*' } }",
+    ] {
+        let finding = single(&allowing(rules));
+        assert_eq!(finding.errors, Vec::<String>::new(), "{rules}");
+        assert_eq!(finding.warnings, Vec::<String>::new(), "{rules}");
+    }
+    let gauges = "    # track_cluster_stats";
+    let text = allowing("{ prefix: /clusters }").replace(gauges, "    track_cluster_stats");
+    assert!(single(&text).warnings[0].contains("add { prefix: /stats }"));
+}

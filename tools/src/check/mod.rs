@@ -3,6 +3,7 @@
 //! Guarantee: what is accepted here is what the filter accepts, for it is the same parser. Not
 //! here: whether Envoy accepts the rest of its file (`envoy --mode validate`).
 
+mod admin;
 mod chain;
 mod meaning;
 mod routes;

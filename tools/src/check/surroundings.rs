@@ -9,7 +9,7 @@ use prefix_router::names;
 use serde_json::Value;
 
 use super::chain::{self, Chain};
-use super::{Problems, routes};
+use super::{Problems, admin, routes};
 
 /// What the filter is called in `root_id` and `name`.
 const FILTER: &str = "prefix_router";
@@ -172,6 +172,7 @@ pub(super) fn problems(document: &Value, place: &str, filter: &Value, config: &C
     }
     problems.errors.extend(nameless_hosts(document, config));
     problems.add(routes::problems(chain.as_ref(), document, config));
+    problems.add(admin::unheard(document, config));
     problems
         .warnings
         .extend(bootstrap_warnings(document, config));
