@@ -494,7 +494,11 @@ const PREFIX: &str = "bench: ";
 
 /// How this program was called, as one would type it.
 fn command() -> String {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    // A file's name need not be text.
+    let arguments: Vec<String> = std::env::args_os()
+        .skip(1)
+        .map(|argument| argument.to_string_lossy().into_owned())
+        .collect();
     format!("cargo pr {}", arguments.join(" "))
 }
 
