@@ -81,7 +81,11 @@ impl Config {
     /// The first thing in `bytes` that is not as declared in [`OPTIONS`], or contradicts another.
     pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
         let tree = read_tree(bytes)?;
-        let root = Group::open(&tree, String::new(), "")?;
+        Self::of(&tree).map_err(|error| error.quoting(bytes))
+    }
+
+    fn of(tree: &Node) -> Result<Self, ConfigError> {
+        let root = Group::open(tree, String::new(), "")?;
         let request = root.group(&opt::REQUEST)?;
         let cache_key = parse_cache_key(&request)?;
         let groups = root.items(&opt::POOLS)?;

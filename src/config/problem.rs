@@ -4,6 +4,7 @@
 //! here: what is refused (the other files of config/).
 
 use super::options::{OPTIONS, Opt};
+use super::tree;
 use std::fmt;
 
 /// Why a configuration was refused; its `Display` is one line.
@@ -16,6 +17,17 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
+    /// Names a number that was found as it was written: `1e3` and not 1000, which would be fine.
+    pub(super) fn quoting(mut self, bytes: &[u8]) -> Self {
+        if let Problem::Wrong { found, .. } = &mut self.problem
+            && found.starts_with(|first: char| first == '-' || first.is_ascii_digit())
+            && let Some(number) = tree::text_at(bytes, &self.pointer)
+        {
+            *found = shown(number);
+        }
+        self
+    }
+
     /// What stands at `pointer` and another thing rule each other out.
     pub(super) fn contradiction(pointer: String, reason: &str) -> Self {
         Self {
@@ -87,6 +99,14 @@ fn sorted_words(name: &str) -> Vec<String> {
         .collect();
     words.sort();
     words
+}
+
+/// Digits of a number that are shown: as many as of a text.
+fn shown(number: &str) -> String {
+    match number.get(..tree::SHOWN_CHARS_MAX) {
+        Some(start) if start.len() < number.len() => format!("{start}… ({} bytes)", number.len()),
+        _ => number.to_owned(),
+    }
 }
 
 /// Characters of a pointer that are shown; no declared field lies deeper.

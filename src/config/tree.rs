@@ -4,6 +4,8 @@
 //! `serde_json::Value` does to duplicate keys. Not here: what the fields mean (config.rs).
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// One JSON value.
@@ -26,7 +28,7 @@ pub(super) enum Node {
 }
 
 /// Text longer than this is cut in messages, so that an error stays one readable line.
-const SHOWN_CHARS_MAX: usize = 60;
+pub(super) const SHOWN_CHARS_MAX: usize = 60;
 
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -50,6 +52,25 @@ impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(Builder)
     }
+}
+
+/// The text of the value that a field of the option table has, where all above it is as declared.
+pub(super) fn text_at<'t>(bytes: &'t [u8], pointer: &str) -> Option<&'t str> {
+    let mut value: &RawValue = serde_json::from_slice(bytes).ok()?;
+    for name in pointer.split('/').skip(1) {
+        // No field that is declared is called by a number.
+        value = match name.parse::<usize>() {
+            Ok(index) => {
+                let items: Vec<&RawValue> = serde_json::from_str(value.get()).ok()?;
+                items.get(index).copied()?
+            }
+            Err(_) => {
+                let fields: BTreeMap<String, &RawValue> = serde_json::from_str(value.get()).ok()?;
+                fields.get(name).copied()?
+            }
+        };
+    }
+    Some(value.get())
 }
 
 struct Builder;
