@@ -660,6 +660,14 @@ fn the_limit_follows_from_the_log_s_concurrency() {
         &report["advice"]["limit_why"][0],
         "not every line of the log has a time",
     );
+    // Nor is there any if only one request has come.
+    let line = |time: f64| json!({"body": chat("Be brief.", "hello"), "time": time});
+    let report = logged([5.0, -1e300].map(line).into_iter());
+    assert_eq!(report["unreadable"], 1);
+    says(
+        &report["advice"]["limit_why"][0],
+        "Not known: that takes two requests at different times.",
+    );
 }
 
 #[test]

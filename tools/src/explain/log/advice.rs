@@ -37,7 +37,7 @@ pub(super) fn advice(
     args: &ExplainArgs,
     sharing: &Sharing,
     replay: &Replay,
-    in_flight: Option<&InFlight>,
+    in_flight: Result<&InFlight, &'static str>,
     spoilers: &[Spoiler],
 ) -> Advice {
     let (helps, mut gain) = gain(sharing, &replay.modes);
@@ -149,12 +149,11 @@ fn limit(
     setup: &Setup,
     args: &ExplainArgs,
     hosts: u32,
-    in_flight: Option<&InFlight>,
+    in_flight: Result<&InFlight, &'static str>,
 ) -> (Option<u32>, Vec<String>) {
-    let Some(load) = in_flight else {
-        let why = "Not known: not every line of the log has a time. Give each line its \"time\" (in seconds), or \
-                   --rate.";
-        return (None, vec![why.into()]);
+    let load = match in_flight {
+        Ok(load) => load,
+        Err(why) => return (None, vec![format!("Not known: {why}")]),
     };
     let by_mean = (2.0 * load.per_host).floor() as u32 + 1;
     let limit = by_mean.max(load.peak + 1);

@@ -76,7 +76,7 @@ fn report(file: &Path, args: &ExplainArgs, setup: &Setup) -> Result<LogReport> {
         args,
         &sharing,
         &replay,
-        in_flight.as_ref(),
+        in_flight.as_ref().map_err(|why| *why),
         &spoilers,
     );
     Ok(LogReport {
@@ -92,7 +92,7 @@ fn report(file: &Path, args: &ExplainArgs, setup: &Setup) -> Result<LogReport> {
         modes: replay.modes,
         spoilers,
         compared: requests.sample.len() as u64,
-        in_flight,
+        in_flight: in_flight.ok(),
         advice,
     })
 }

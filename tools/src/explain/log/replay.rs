@@ -72,8 +72,9 @@ impl Arrivals {
             let days = (last - first) / DAY_S;
             ensure!(
                 last < TIME_MAX_S && last - first <= SPAN_MAX_S,
-                "--log: its times go from {first} to {last}, which is {days:.0} days: expected \
-                 seconds, and 31 days at most"
+                "--log: its times go from {first:?} to {last:?}, which is {}: expected seconds, \
+                 and 31 days at most",
+                span(days)
             );
             return Ok(Self {
                 at_s: (0..all.len()).map(|index| time(index) - first).collect(),
@@ -101,6 +102,14 @@ impl Arrivals {
             at_s: each.collect(),
             known: false,
         })
+    }
+}
+
+/// Days in words, with no more digits than say something.
+fn span(days: f64) -> String {
+    match days < 1e6 {
+        true => format!("{days:.0} days"),
+        false => format!("{days:.0e} days"),
     }
 }
 
@@ -266,16 +275,22 @@ pub(super) struct InFlight {
     pub peak: u32,
 }
 
-/// By Little's law, and by the hosts that the requests were sent to.
+/// By Little's law, and by the hosts that the requests were sent to; or why that is not known.
 pub(super) fn in_flight(
     requests: &Requests,
     arrivals: &Arrivals,
     replay: &Replay,
-) -> Option<InFlight> {
+) -> Result<InFlight, &'static str> {
     let records = &replay.outcome.records;
     let span = arrivals.at_s.last().copied().unwrap_or(0.0);
-    if !arrivals.known || records.len() < 2 || span <= 0.0 {
-        return None;
+    if !arrivals.known {
+        return Err(
+            "not every line of the log has a time. Give each line its \"time\" (in seconds), or \
+             --rate.",
+        );
+    }
+    if records.len() < 2 || span <= 0.0 {
+        return Err("that takes two requests at different times.");
     }
     let measured = requests.all.iter().all(|ready| ready.duration.is_some());
     let times = records.iter().zip(&requests.all).map(|(record, ready)| {
@@ -291,7 +306,7 @@ pub(super) fn in_flight(
     let seconds = times.iter().map(|(_, from, to)| to - from).sum::<f64>() / times.len() as f64;
     let requests_per_s = (times.len() - 1) as f64 / span;
     let total = requests_per_s * seconds;
-    Some(InFlight {
+    Ok(InFlight {
         requests_per_s,
         seconds,
         measured,
