@@ -13,6 +13,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::numbers;
 use crate::testkit::{Gateway, MockEngine, Protocol, Traffic, TrafficPlan, prompt_of};
 
 /// An answer takes 5 ms; one that takes this long was held up by something.
@@ -27,7 +28,7 @@ pub struct ChurnArgs {
     #[arg(long, default_value_t = 120)]
     pub seconds: u64,
     /// How often per second the last host leaves and comes back
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = numbers::within(0.001, 1000.0, "flaps a second"))]
     pub flaps_per_second: f64,
     /// How many engines, with the one that flaps
     #[arg(long, default_value_t = 8)]
@@ -36,7 +37,7 @@ pub struct ChurnArgs {
     #[arg(long, default_value_t = 4)]
     pub workers: u32,
     /// Requests per second
-    #[arg(long, default_value_t = 200.0)]
+    #[arg(long, default_value_t = 200.0, value_parser = numbers::rate)]
     pub rate: f64,
     /// Different prefixes in the traffic
     #[arg(long, default_value_t = 400)]

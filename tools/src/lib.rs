@@ -19,6 +19,7 @@ pub mod explain;
 pub mod harness;
 pub mod live;
 pub mod load;
+mod numbers;
 pub mod page;
 mod real;
 pub mod report;

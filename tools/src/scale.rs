@@ -58,7 +58,7 @@ pub struct ScaleArgs {
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=64))]
     engines: u32,
     /// How many times faster than real time the engines' clock runs
-    #[arg(long, default_value_t = 2.0)]
+    #[arg(long, default_value_t = 2.0, value_parser = crate::numbers::speed)]
     speed: f64,
     /// Print the result as one JSON object on stdout
     #[arg(long)]

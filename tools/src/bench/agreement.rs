@@ -17,12 +17,12 @@ use crate::engine::cost::EngineConfig;
 use crate::engine::render::Template;
 use crate::engine::server::ServerConfig;
 use crate::load::driver::{Record, Until};
-use crate::setup;
 use crate::simulate::cells::{Arrival, Cell, Name, Sizes, Source, TRACES};
 use crate::simulate::measure::{self, Times};
 use crate::simulate::prepare::Preparer;
 use crate::simulate::world::{self, Setting};
 use crate::simulate::{PREFIX_LENGTH, policy};
+use crate::{numbers, setup};
 
 /// The hit rates may differ by this part of the simulated one, or with several workers …
 const HIT_PART_MAX: f64 = 0.10;
@@ -56,7 +56,7 @@ pub struct AgreementArgs {
     pub workload: Vec<Name>,
     /// Loads: 1 is the highest rate at which random routing is stable
     #[arg(long, value_delimiter = ',', value_name = "LOAD,…", default_value = "0.8",
-          value_parser = super::positive)]
+          value_parser = numbers::load)]
     pub load: Vec<f64>,
     /// Envoy's worker threads
     #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "1,4",
@@ -69,14 +69,14 @@ pub struct AgreementArgs {
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub hosts: u16,
     /// Seconds of engine time that are not measured
-    #[arg(long, default_value_t = 60.0)]
+    #[arg(long, default_value_t = 60.0, value_parser = numbers::seconds_or_none)]
     pub warmup: f64,
     /// Seconds of engine time that are
-    #[arg(long, default_value_t = 90.0, value_parser = super::positive)]
+    #[arg(long, default_value_t = 90.0, value_parser = numbers::seconds)]
     pub window: f64,
     /// How many times faster than real time the engines' clock runs: the machine's own time,
     /// a millisecond or two for each request, counts as much more
-    #[arg(long, default_value_t = 2.0, value_parser = super::positive)]
+    #[arg(long, default_value_t = 2.0, value_parser = numbers::speed)]
     pub speed: f64,
     /// First of the ports on which the engines listen, or 0 for any; placement depends on them
     #[arg(long, default_value_t = 19_301)]

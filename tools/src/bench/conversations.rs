@@ -54,7 +54,7 @@ pub struct ConversationsArgs {
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub workers: u32,
     /// How many times faster than real time the engines' clock runs
-    #[arg(long, default_value_t = 100.0)]
+    #[arg(long, default_value_t = 100.0, value_parser = crate::numbers::speed)]
     pub speed: f64,
     /// First of the ports on which the engines listen, or 0 for any; placement depends on them
     #[arg(long, default_value_t = 19_201)]

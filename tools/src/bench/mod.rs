@@ -45,14 +45,6 @@ enum What {
     Vllm(Box<vllm::VllmArgs>),
 }
 
-/// A number above 0 that a clock can hold: seconds up to a day, a speed, a load.
-fn positive(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok();
-    number
-        .filter(|number| *number > 0.0 && *number <= 86_400.0)
-        .ok_or_else(|| "expected a number above 0, 86400 at most".to_owned())
-}
-
 /// Runs `prefix-router bench`.
 pub fn run(args: &BenchArgs) -> Result<()> {
     match &args.what {
@@ -64,19 +56,5 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         What::Peers(args) => peers::run(args),
         What::Sixteen(args) => sixteen::run(args),
         What::Vllm(args) => vllm::run(args),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_speeds_and_loads_are_numbers_that_a_clock_can_hold() {
-        for text in ["0", "-1", "nan", "inf", "1e300", "86401", "x", ""] {
-            assert!(positive(text).is_err(), "{text}");
-        }
-        assert_eq!(positive("0.5"), Ok(0.5));
-        assert_eq!(positive("86400"), Ok(86_400.0));
     }
 }

@@ -18,10 +18,10 @@ use super::live::{Engines, target};
 use crate::engine::cost::EngineConfig;
 use crate::engine::server::ServerConfig;
 use crate::load::driver::{Record, Until};
-use crate::setup;
 use crate::simulate::cells::{Arrival, Cell, Name, Sizes, Source};
 use crate::simulate::policy;
 use crate::testkit::{Gateway, GatewayPlan};
+use crate::{numbers, setup};
 
 /// The two may differ by so many points of hits.
 const POINTS_MAX: f64 = 3.0;
@@ -44,7 +44,7 @@ pub(super) struct ObserveArgs {
     )]
     workload: Vec<Name>,
     /// Load: 1 is the highest rate at which random routing is stable
-    #[arg(long, default_value_t = 0.5, value_parser = super::positive)]
+    #[arg(long, default_value_t = 0.5, value_parser = numbers::load)]
     load: f64,
     /// Envoy's worker threads
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -53,10 +53,10 @@ pub(super) struct ObserveArgs {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Seconds of engine time for which each is played
-    #[arg(long, default_value_t = 120.0, value_parser = super::positive)]
+    #[arg(long, default_value_t = 120.0, value_parser = numbers::seconds)]
     window: f64,
     /// How many times faster than real time the engines' clock runs
-    #[arg(long, default_value_t = 3.0, value_parser = super::positive)]
+    #[arg(long, default_value_t = 3.0, value_parser = numbers::speed)]
     speed: f64,
     /// First of the ports on which the engines listen, or 0 for any; placement depends on them
     #[arg(long, default_value_t = 19_301)]

@@ -66,7 +66,8 @@ pub struct ExplainArgs {
           value_parser = clap::value_parser!(u32).range(1..=64))]
     hosts_count: u32,
     /// Requests a second, if the log has no times [default: each waits for the one before]
-    #[arg(long, value_name = "RATE", help_heading = "With a log")]
+    #[arg(long, value_name = "RATE", help_heading = "With a log",
+          value_parser = crate::numbers::rate)]
     rate: Option<f64>,
     /// Tokens of an answer whose line does not say
     #[arg(long, default_value_t = 200, value_name = "TOKENS", help_heading = "With a log",

@@ -57,7 +57,7 @@ pub struct LiveArgs {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Seconds after which it ends by itself; without this, it runs until it is stopped.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = crate::numbers::seconds_or_none)]
     seconds: Option<f64>,
     /// Name or address of this machine on which the engines listen.
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
@@ -100,9 +100,9 @@ pub fn run(args: &LiveArgs) -> anyhow::Result<()> {
         .build()?;
     runtime.block_on(async {
         let end = async {
-            match args.seconds.map(Duration::try_from_secs_f64) {
-                Some(Ok(length)) => tokio::time::sleep(length).await,
-                Some(Err(_)) | None => std::future::pending().await,
+            match args.seconds.map(Duration::from_secs_f64) {
+                Some(length) => tokio::time::sleep(length).await,
+                None => std::future::pending().await,
             }
         };
         tokio::select! {

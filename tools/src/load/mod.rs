@@ -18,6 +18,7 @@ use anyhow::Context as _;
 use hyper::header::HeaderMap;
 use serde::Serialize;
 
+use crate::numbers;
 use crate::workload::{Form, WorkloadArgs};
 use client::{Client, Target};
 use driver::{Driver, Phase, Record, Until, Watch};
@@ -37,14 +38,15 @@ pub struct LoadArgs {
     #[command(flatten)]
     workload: WorkloadArgs,
     /// Seconds that are measured, in engine time; a trace is played to its end without it.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = numbers::seconds)]
     duration: Option<f64>,
     /// Seconds before that which are not, in engine time.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0,
+          value_parser = numbers::seconds_or_none)]
     warmup: f64,
     /// How many times faster than real time the engines' clock runs: requests come as much
     /// faster, and all times are given in engine time.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = numbers::speed)]
     speed: f64,
     /// The API to use.
     #[arg(long, value_enum, default_value = "chat")]
@@ -62,7 +64,8 @@ pub struct LoadArgs {
     #[arg(long = "engine", value_name = "ADDRESS")]
     engines: Vec<String>,
     /// Seconds after which a request has failed, in real time.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300.0,
+          value_parser = numbers::seconds_or_none)]
     timeout: f64,
     /// Print one JSON object instead of a table.
     #[arg(long)]
@@ -100,14 +103,10 @@ pub fn run(args: &LoadArgs) -> anyhow::Result<()> {
 
 async fn load(args: &LoadArgs) -> anyhow::Result<()> {
     let speed = args.speed;
-    anyhow::ensure!(
-        speed.is_finite() && speed > 0.0,
-        "--speed: expected above 0, got {speed}"
-    );
-    let warmup = seconds("--warmup", args.warmup)?;
+    let warmup = Duration::from_secs_f64(args.warmup);
     let plan = args.workload.plan()?;
     let until = match args.duration {
-        Some(duration) => Until::Elapsed(warmup + seconds("--duration", duration)?),
+        Some(duration) => Until::Elapsed(warmup + Duration::from_secs_f64(duration)),
         None if args.workload.trace.is_some() => Until::End,
         None => anyhow::bail!("--duration: needed, since only a trace has an end"),
     };
@@ -117,7 +116,7 @@ async fn load(args: &LoadArgs) -> anyhow::Result<()> {
         tally: Tally::after(warmup),
         until,
     };
-    let drain = seconds("--timeout", args.timeout)?;
+    let drain = Duration::from_secs_f64(args.timeout);
     let phase = Phase {
         speed,
         output_tokens: None,
@@ -162,11 +161,6 @@ async fn load(args: &LoadArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn seconds(name: &str, value: f64) -> anyhow::Result<Duration> {
-    Duration::try_from_secs_f64(value)
-        .with_context(|| format!("{name}: expected seconds, 0 or more, got {value}"))
-}
-
 fn target(args: &LoadArgs) -> anyhow::Result<Target> {
     let mut headers = HeaderMap::new();
     for text in &args.headers {
@@ -180,7 +174,7 @@ fn target(args: &LoadArgs) -> anyhow::Result<Target> {
         stream: !args.no_stream,
         headers,
         prefix_header: None,
-        timeout: seconds("--timeout", args.timeout)?,
+        timeout: Duration::from_secs_f64(args.timeout),
     })
 }
 

@@ -152,7 +152,7 @@ pub struct Cell {
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Sizes {
     /// Requests (W2, W3: chats) a second, instead of loads
-    #[arg(long)]
+    #[arg(long, value_parser = crate::numbers::rate)]
     pub rate: Option<f64>,
     /// Shared prompts (W2, W3: apps; W4: documents)
     #[arg(long, value_name = "N")]

@@ -27,7 +27,7 @@ use serde::Serialize;
 use crate::engine::cost::EngineConfig;
 use crate::engine::render::Template;
 use crate::report::table::wrap;
-use crate::setup;
+use crate::{numbers, setup};
 use cells::{Arrival, Cell, Name, Sizes, Source};
 use measure::Figures;
 use prepare::Preparer;
@@ -39,6 +39,15 @@ pub(crate) const PREFIX_LENGTH: u32 = 4096;
 
 /// Hosts of C1 and C10 (ROUTING.md 6a).
 const CONVERSATION_HOSTS: u32 = 4;
+
+/// Ten times what random routing can serve: beyond, only the queue's length grows.
+const LOAD_MAX: f64 = 10.0;
+
+/// Requests at once of C1 and C10, whose load that is.
+const AT_ONCE_MAX: f64 = 1000.0;
+
+/// The longest warm-up, window and drain, three weeks: a later event would never come.
+const EVENT_MAX_S: f64 = 3.0 * 604_800.0;
 
 /// Compare routing policies in virtual time: the same workloads and engines, our production code
 /// beside its peers' rules
@@ -60,7 +69,8 @@ pub struct SimulateArgs {
         long,
         value_delimiter = ',',
         value_name = "LOAD,…",
-        default_value = "0.8"
+        default_value = "0.8",
+        value_parser = numbers::within(0.01, AT_ONCE_MAX, "a load")
     )]
     load: Vec<f64>,
     /// How arrivals are spread
@@ -101,19 +111,20 @@ pub struct SimulateArgs {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
     hosts: Option<u32>,
     /// Seconds that are not measured
-    #[arg(long, default_value_t = 240.0)]
+    #[arg(long, default_value_t = 240.0, value_parser = numbers::seconds_or_none)]
     warmup: f64,
     /// Seconds that are
-    #[arg(long, default_value_t = 480.0)]
+    #[arg(long, default_value_t = 480.0, value_parser = numbers::seconds)]
     window: f64,
     /// Seconds that requests may take beyond
-    #[arg(long, default_value_t = 60.0)]
+    #[arg(long, default_value_t = 60.0, value_parser = numbers::seconds_or_none)]
     drain: f64,
     /// Milliseconds until a gateway's state shows what an answer told
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0,
+          value_parser = numbers::within(0.0, 3_600_000.0, "milliseconds"))]
     staleness_ms: f64,
     /// Part of the requests that are answered in one piece
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, value_parser = numbers::within(0.0, 1.0, "a part"))]
     unstreamed: f64,
     /// Events: SECONDS:add, SECONDS:remove:HOST, SECONDS:restart:HOST, SECONDS:restart-gateway:N
     #[arg(long, value_delimiter = ',', value_name = "EVENT,…", value_parser = event)]
@@ -176,12 +187,13 @@ fn event(text: &str) -> Result<(f64, Happening), String> {
         ("restart-gateway", Some(gateway)) => Happening::RestartGateway(gateway),
         _ => return Err(wrong()),
     };
-    let fine = at.is_finite() && at >= 0.0 && parts.next().is_none();
-    if fine {
-        Ok((at, happening))
-    } else {
-        Err(wrong())
+    if parts.next().is_some() {
+        return Err(wrong());
     }
+    if !(0.0..=EVENT_MAX_S).contains(&at) {
+        return Err(format!("expected SECONDS from 0 to {EVENT_MAX_S}"));
+    }
+    Ok((at, happening))
 }
 
 #[derive(Serialize)]
@@ -206,11 +218,16 @@ struct Output<'a> {
 /// If a flag's value cannot be used, or a file cannot be read or written.
 pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
     args.engine.check()?;
-    for load in &args.load {
-        let fine = load.is_finite() && *load > 0.0;
-        anyhow::ensure!(fine, "--load: expected numbers above 0, got {load}");
+    let open = args.workload.iter().find(|workload| !workload.is_closed());
+    if let Some(workload) = open {
+        let refused = args.load.iter().find(|load| **load > LOAD_MAX);
+        anyhow::ensure!(
+            refused.is_none(),
+            "--load: expected loads from 0.01 to {LOAD_MAX} for {}, got {}",
+            workload.label(),
+            refused.copied().unwrap_or_default()
+        );
     }
-    anyhow::ensure!(args.window > 0.0, "--window: expected seconds above 0");
     let cells = cells(&args)?;
     // What a later cell needs is looked for before the first one is run.
     for workload in &args.workload {

@@ -193,18 +193,28 @@ fn help_names_what_lists_take_as_they_are_to_be_written() {
 #[test]
 fn flags_that_cannot_be_used_are_refused() {
     for (line, expected) in [
-        ("--load 0", "--load: expected numbers above 0"),
+        (
+            "--load 11",
+            "--load: expected loads from 0.01 to 10 for W1, got 11",
+        ),
         (
             "--workload W1,W7 --traces nowhere",
             "W7 plays Mooncake's trace of a chat service",
         ),
         (
             "--step-base-ms 0",
-            "--step-base-ms: expected a number above 0",
+            "--step-base-ms: expected a number from 0.001 to 60000",
         ),
     ] {
         let error = format!("{:#}", run(args(line)).unwrap_err());
         assert!(error.contains(expected), "{line}: {error}");
+    }
+    for event in ["1e308:add", "1e300:restart-gateway:0", "-1:add", "nan:add"] {
+        assert_eq!(
+            super::event(event),
+            Err("expected SECONDS from 0 to 1814400".to_owned()),
+            "{event}"
+        );
     }
     assert!(event("60:explode").is_err() && event("x:add").is_err() && event("6:add:1").is_err());
     assert_eq!(event("60:remove:3"), Ok((60.0, Happening::Remove(3))));

@@ -57,7 +57,7 @@ pub struct WorkloadArgs {
     pub trace_requests: Option<usize>,
     /// Requests a second (W2: new chats a second), or how many times faster than recorded a trace
     /// arrives. Default: 80 % of what random routing can serve with seven engines.
-    #[arg(long)]
+    #[arg(long, value_parser = crate::numbers::rate)]
     pub rate: Option<f64>,
     /// Arrivals in bursts: twice the rate for about 10 s, half of it for 20 s.
     #[arg(long)]
@@ -106,10 +106,6 @@ impl WorkloadArgs {
     /// # Errors
     /// If the trace cannot be read or a number is out of range.
     pub fn plan(&self) -> anyhow::Result<Plan> {
-        if let Some(rate) = self.rate {
-            let fine = rate.is_finite() && rate > 0.0;
-            anyhow::ensure!(fine, "--rate: expected a number above 0, got {rate}");
-        }
         if let Some(path) = &self.trace {
             let mut trace = Trace::read(path, self.trace_requests, self.seed)?;
             trace.speed = self.rate.unwrap_or(1.0);

@@ -20,6 +20,9 @@ pub const BLOCK_TOKENS: u32 = 512;
 /// Requests read at most: the largest public trace of this format has 23,608.
 const REQUESTS_MAX: usize = 1_000_000;
 
+/// A month, as of a log; at the lowest rate it is 31,000 months, which a clock's nanoseconds hold.
+const SPAN_MAX_MS: u64 = 31 * 86_400_000;
+
 /// Blocks of one request at most: 1,048,576 tokens, more than a model takes.
 const BLOCKS_MAX: usize = 2048;
 
@@ -68,6 +71,14 @@ impl Trace {
             path.display()
         );
         lines.sort_by_key(|line: &Line| line.timestamp);
+        let timestamp = |line: Option<&Line>| line.map_or(0, |line| line.timestamp);
+        let (first, last) = (timestamp(lines.first()), timestamp(lines.last()));
+        anyhow::ensure!(
+            last - first <= SPAN_MAX_MS,
+            "trace {}: its timestamps go from {first} to {last}: expected milliseconds, and 31 \
+             days at most",
+            path.display()
+        );
         Ok(Self {
             lines: Arc::new(lines),
             speed: 1.0,
@@ -234,6 +245,8 @@ mod tests {
         }
         refused(&[ONE, "{}"], &["line 2", "missing field `timestamp`"]);
         refused(&[], &["no request in it"]);
+        let late = ONE.replace("1000", "18446744073709551615");
+        refused(&[&late, TWO], &["expected milliseconds, and 31 days"]);
         let short = r#"{"timestamp":0,"input_length":600,"output_length":1,"hash_ids":[1]}"#;
         refused(
             &[short],

@@ -38,10 +38,11 @@ pub(super) struct SixteenArgs {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// How many times faster than real time the engines' clock runs while measuring
-    #[arg(long, default_value_t = 3.0)]
+    #[arg(long, default_value_t = 3.0, value_parser = crate::numbers::speed)]
     speed: f64,
     /// Seconds of engine time for which long prompts are measured
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0,
+          value_parser = crate::numbers::seconds)]
     window: f64,
     /// Requests that fill the caches before; by default three for each prompt
     #[arg(long, value_name = "REQUESTS")]

@@ -52,10 +52,6 @@ pub(super) fn render(args: &ExplainArgs, setup: &Setup) -> Result<String> {
         anyhow::bail!("expected a BODY or --log FILE");
     };
     args.engine.check()?;
-    if let Some(rate) = args.rate {
-        let fine = rate.is_finite() && rate > 0.0;
-        anyhow::ensure!(fine, "--rate: expected a number above 0, got {rate}");
-    }
     let report = report(file, args, setup)?;
     Ok(if args.json {
         serde_json::to_string(&report)? + "\n"
