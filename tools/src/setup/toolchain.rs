@@ -309,6 +309,7 @@ mod tests {
     #[test]
     fn a_packaged_compiler_gets_the_flags_of_cargos_configuration() {
         let config = include_str!("../../../.cargo/config.toml");
-        assert!(config.contains(&format!("rustflags = [\"{FILTER_FLAGS}\"]")));
+        let flags = FILTER_FLAGS.replace('\x1f', "\", \"");
+        assert!(config.contains(&format!("rustflags = [\"{flags}\"]")));
     }
 }
