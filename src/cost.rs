@@ -355,13 +355,17 @@ fn in_flight(loads: &Loads, offer: &Offer) -> f64 {
     f64::from(load.in_flight + load.failures)
 }
 
+/// The chosen host, and those that a retry goes to: in the key's order, but full ones only as a last
+/// resort.
 fn list(chosen: &Offer, offers: &[Offer]) -> Vec<Candidate> {
-    let others = offers
-        .iter()
-        .map(|offer| offer.host)
-        .filter(|host| *host != chosen.host);
+    let others = |full| {
+        let others = offers.iter().filter(move |offer| offer.full == full);
+        let others = others.map(|offer| offer.host);
+        others.filter(|host| *host != chosen.host)
+    };
     std::iter::once(chosen.host)
-        .chain(others)
+        .chain(others(false))
+        .chain(others(true))
         .take(LIST_MAX)
         .collect()
 }
@@ -376,6 +380,13 @@ mod tests {
 
     const KEY: Key = Key(42);
     const TOKENS: f64 = 1000.0;
+    const BELIEF: Belief = Belief {
+        presumed: 0.0,
+        home_weight: 1.0,
+        trust: 1.0,
+        shared: 0.0,
+        balances: false,
+    };
 
     /// Hosts in the key's order, the home first; `n` is near, `f` far, `j` near and joining.
     fn fleet(zones: &str) -> Vec<Candidate> {
@@ -431,13 +442,7 @@ mod tests {
             tokens: TOKENS,
             floor: 0.0,
             affinity: true,
-            belief: Belief {
-                presumed: 0.0,
-                home_weight: 1.0,
-                trust: 1.0,
-                shared: 0.0,
-                balances: false,
-            },
+            belief: BELIEF,
             bounds: Bounds {
                 limit: None,
                 panic_rule: true,
@@ -483,6 +488,43 @@ mod tests {
         check("n n n | 0           | 0 300 0   | 0 900 900   | match 2");
         // Others hold less of it.
         check("n n n | 0           | 0 150 0   | 0 900 800   | match 1");
+    }
+
+    #[test]
+    fn a_retry_goes_to_a_full_host_only_if_no_other_is_left() {
+        let bounds = Bounds {
+            limit: Some(1),
+            panic_rule: false,
+        };
+        let hosts = fleet("n n n n");
+        let (store, ledger) = (MemoryStore::new(), Ledger::default());
+        let book = |place: usize| {
+            let (seat, pending) = (hosts[place].seat, 1);
+            ledger.apply(&store, Change::Book(Booking { seat, pending }));
+        };
+        for host in &hosts {
+            ledger.transact(&store, |loads| (loads.seat(host.seat), NO_CHANGES));
+        }
+        // The places of the hosts that are listed while these are full.
+        let listed = |full: &[usize]| -> Vec<usize> {
+            full.iter().for_each(|place| book(*place));
+            let query = Query {
+                key: KEY,
+                hosts: &hosts,
+                known: &[0.0; 4],
+                tokens: TOKENS,
+                floor: 0.0,
+                affinity: true,
+                belief: BELIEF,
+                bounds,
+            };
+            let choice = decide(&query, &mut read(&store).unwrap(), &Constants::default());
+            let place = |host| hosts.iter().position(|other| other == host).unwrap();
+            choice.placement.hosts.iter().map(place).collect()
+        };
+        assert_eq!(listed(&[]), [0, 1, 2]);
+        assert_eq!(listed(&[0]), [1, 2, 3]);
+        assert_eq!(listed(&[2]), [1, 3, 0]);
     }
 
     #[test]
