@@ -317,7 +317,7 @@ const PLACES: f64 = 4_294_967_296.0;
 
 /// The shared-data key of a pool's sketch; its number is the layout's version.
 fn sketch_key(pool: &str) -> String {
-    format!("prefix_router.1.sketch.{pool}")
+    format!("prefix_router.3.sketch.{pool}")
 }
 
 /// What the shared-data keys of a pool's index begin with.

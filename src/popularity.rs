@@ -11,17 +11,29 @@ use std::cell::{RefCell, RefMut};
 use crate::prefix::{Checkpoint, Key, Kinds, Prompt};
 use crate::store::{Store, StoreError};
 
-/// Counters in a row. `ROUTING.md` 6a gives 2 × 2,048 to 4,096 where each count is added to all its
-/// counters; as it is done here ([`Sketch::add`]), 2 × 1,024 are as exact as 2 × 4,096 were.
-const WIDTH: u64 = 1024;
+/// Counters in a row, at least and at most; always a power of two. `ROUTING.md` 6a gives 2 × 2,048 to
+/// 4,096, with each count added to all its counters; as it is done here ([`Sketch::add`]), a quarter
+/// of that is as exact, for fleets of up to 25 hosts.
+const WIDTHS: std::ops::RangeInclusive<usize> = 1024..=32_768;
+/// Counters in a row for each request that a hot prefix of one host may have before it is hot. All
+/// counters rise to some level with prompts that come once: with 40 rungs each, 2,000 requests to a
+/// halving and 1,024 counters a row to 25. So this keeps that level at a third of what is hot.
+const COUNTERS_PER_HOT: f64 = 20.0;
 /// Rows of the sketch.
-const ROWS: u64 = 2;
+const ROWS: usize = 2;
 /// Layout version, requests since the last halving, total: 4 bytes each.
 const HEADER_BYTES: usize = 12;
-/// 12 + 2 × 1,024 × 2 = 4,108 bytes of shared data for each pool.
-const SKETCH_BYTES: usize = HEADER_BYTES + (ROWS * WIDTH * 2) as usize;
+/// Requests between two halvings for each host at least: of fewer, a chat of some turns would be more
+/// than a hot prefix's part.
+const REQUESTS_PER_HOST: u32 = 100;
+/// Hosts for which [`Heat::count_min`] is meant; for twice as many it is twice as much, …
+const HOSTS_USUAL: u32 = 25;
+/// … and at most so many times: 24 of the default, half of what is hot once counters are full.
+const LEAST_TIMES_MAX: u32 = 6;
+/// Bytes of a counter.
+const COUNTER_BYTES: usize = 2;
 /// Changes with the meaning of the bytes; a sketch with another version is started anew.
-const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
 /// Attempts against other workers; a lost count changes no placement that matters.
 const ATTEMPTS_MAX: u32 = 4;
 /// Rungs looked at: 8 + 31 ladder steps up to 8 MiB, two message ends, the prompt's end.
@@ -32,9 +44,9 @@ pub const RUNGS_MAX: usize = 48;
 pub struct Heat {
     /// THETA: a prefix is hot when its share of recent requests is above this part of a host.
     pub hot_share: f64,
-    /// MINC: counts up to this are never hot.
+    /// MINC: counts up to this are never hot; in a large fleet more.
     pub count_min: u32,
-    /// HALVE: all counters are halved after this many requests.
+    /// HALVE: all counters are halved after this many requests, or more in a large fleet.
     pub halve_requests: u32,
 }
 
@@ -49,11 +61,36 @@ impl Default for Heat {
 }
 
 impl Heat {
-    /// The count above which a prefix is hot on `hosts` hosts, with `total` recent requests.
+    /// The count above which a prefix is hot on `hosts` hosts, with `total` recent requests. Counters
+    /// hold no more than 65,535, so what has that many is hot.
     #[must_use]
     pub fn count_max(self, total: u32, hosts: u32) -> u32 {
         let share = self.hot_share / f64::from(hosts.max(1)) * f64::from(total);
-        self.count_min.max(share as u32)
+        let hottest = u32::from(u16::MAX) - 1;
+        self.least(hosts).max(share as u32).min(hottest)
+    }
+
+    /// The count up to which nothing is hot: of the first requests to a large fleet a host's part is so
+    /// small that a chat of some turns would exceed it.
+    fn least(self, hosts: u32) -> u32 {
+        let times = (hosts / HOSTS_USUAL).clamp(1, LEAST_TIMES_MAX);
+        self.count_min.saturating_mul(times)
+    }
+
+    /// Requests after which all counters are halved: more in a large fleet, which also gets more.
+    fn window(self, hosts: u32) -> u32 {
+        let least = hosts.saturating_mul(REQUESTS_PER_HOST);
+        self.halve_requests.max(least)
+    }
+
+    /// Counters in a row that it takes to tell what is hot on `hosts` hosts: the more hosts, the fewer
+    /// requests make a prefix hot, and the less may other prompts add to its counters.
+    fn width(self, hosts: u32) -> usize {
+        let parts = f64::from(hosts.max(1)) / self.hot_share;
+        let most = 2.0 * f64::from(self.window(hosts)) / f64::from(self.least(hosts).max(1));
+        let width = (parts.min(most) * COUNTERS_PER_HOT) as usize;
+        let (least, most) = WIDTHS.into_inner();
+        width.clamp(least, most).next_power_of_two()
     }
 }
 
@@ -131,7 +168,7 @@ impl Popularity {
     ///
     /// `None` if the prompt has no rung. A worker that cannot reach shared data counts for itself.
     pub fn visit(&self, store: &impl Store, rungs: &[Rung], hosts: u32) -> Option<AdaptiveKey> {
-        let (counts, total) = self.count(store, rungs);
+        let (counts, total) = self.count(store, rungs, hosts);
         choose(rungs, &counts, self.heat.count_max(total, hosts))
     }
 
@@ -140,29 +177,32 @@ impl Popularity {
     #[must_use]
     pub fn counts(&self, store: &impl Store, rungs: &[Rung]) -> (Vec<u32>, u32) {
         let sketch = match store.read(&self.name) {
-            Ok(seen) => Sketch::from_bytes(seen.value),
-            Err(_) => self.alone().clone(),
+            Ok(seen) => Sketch::from_bytes(seen.value, *WIDTHS.start()),
+            Err(_) => self.alone(*WIDTHS.start()).clone(),
         };
         (sketch.counts(rungs), sketch.total())
     }
 
-    fn alone(&self) -> RefMut<'_, Sketch> {
+    fn alone(&self, width: usize) -> RefMut<'_, Sketch> {
         RefMut::map(self.alone.borrow_mut(), |alone| {
-            alone.get_or_insert_with(|| Sketch::from_bytes(None))
+            let sketch = alone.get_or_insert_with(|| Sketch::from_bytes(None, width));
+            sketch.widen(width);
+            sketch
         })
     }
 
     /// The counts of these rungs with this request, and the requests of late.
-    fn count(&self, store: &impl Store, rungs: &[Rung]) -> (Vec<u32>, u32) {
+    fn count(&self, store: &impl Store, rungs: &[Rung], hosts: u32) -> (Vec<u32>, u32) {
+        let (width, window) = (self.heat.width(hosts), self.heat.window(hosts));
         let mut attempts = 0;
         loop {
             attempts += 1;
             let Ok(seen) = store.read(&self.name) else {
-                let mut sketch = self.alone();
-                return (sketch.add(rungs, self.heat.halve_requests), sketch.total());
+                let mut sketch = self.alone(width);
+                return (sketch.add(rungs, window), sketch.total());
             };
-            let mut sketch = Sketch::from_bytes(seen.value);
-            let counts = sketch.add(rungs, self.heat.halve_requests);
+            let mut sketch = Sketch::from_bytes(seen.value, width);
+            let counts = sketch.add(rungs, window);
             let written = store.write(&self.name, &sketch.bytes, Some(seen.cas));
             // Also after lost races the counts are good: they lack a few requests of another worker.
             if written != Err(StoreError::Stale) || attempts == ATTEMPTS_MAX {
@@ -199,15 +239,39 @@ struct Sketch {
 }
 
 impl Sketch {
-    fn from_bytes(bytes: Option<Vec<u8>>) -> Self {
+    /// The sketch that these bytes are, with rows of `width` counters at least; an empty one if they
+    /// are none.
+    fn from_bytes(bytes: Option<Vec<u8>>, width: usize) -> Self {
         let mut sketch = Self {
             bytes: bytes.unwrap_or_default(),
         };
-        if sketch.bytes.len() != SKETCH_BYTES || sketch.header(0) != LAYOUT {
-            sketch.bytes = vec![0; SKETCH_BYTES];
+        let found = sketch.width();
+        let is_whole = found.is_power_of_two() && sketch.bytes.len() == bytes_of(found);
+        if !is_whole || !WIDTHS.contains(&found) || sketch.header(0) != LAYOUT {
+            sketch.bytes = vec![0; bytes_of(width)];
             sketch.set_header(0, LAYOUT);
         }
+        sketch.widen(width);
         sketch
+    }
+
+    /// Counters in a row.
+    fn width(&self) -> usize {
+        self.bytes.len().saturating_sub(HEADER_BYTES) / (ROWS * COUNTER_BYTES)
+    }
+
+    /// Makes rows wider that are narrower than this. Each counter's keys go on in several, and each of
+    /// those begins with what was counted for all: no count is lost. Rows never get narrower, so that
+    /// workers that see fewer hosts for a moment change nothing.
+    fn widen(&mut self, width: usize) {
+        let found = self.width();
+        if found == 0 || width <= found {
+            return;
+        }
+        let (header, rows) = self.bytes.split_at(HEADER_BYTES);
+        let rows = rows.chunks_exact(found * COUNTER_BYTES);
+        let rows = rows.flat_map(|row| row.repeat(width / found));
+        self.bytes = header.iter().copied().chain(rows).collect();
     }
 
     /// Adds one request with these rungs, shallow to deep; the counts after it, rung by rung. Only
@@ -222,7 +286,7 @@ impl Sketch {
         let mut counts = self.counts(rungs);
         for (rung, count) in rungs.iter().zip(&mut counts) {
             *count = count.saturating_add(1);
-            for cell in cells(rung.key) {
+            for cell in self.cells(rung.key) {
                 self.raise(cell, *count);
             }
         }
@@ -248,7 +312,7 @@ impl Sketch {
         self.set_header(1, 0);
         self.set_header(2, self.total() / 2);
         let (_, counters) = self.bytes.split_at_mut(HEADER_BYTES);
-        for counter in counters.chunks_exact_mut(2) {
+        for counter in counters.chunks_exact_mut(COUNTER_BYTES) {
             if let [low, high] = counter {
                 [*low, *high] = (u16::from_le_bytes([*low, *high]) / 2).to_le_bytes();
             }
@@ -260,8 +324,19 @@ impl Sketch {
             let bytes = self.bytes.get(cell..cell + 2)?;
             bytes.try_into().ok().map(u16::from_le_bytes)
         };
-        let counters = cells(key).into_iter().filter_map(counter);
+        let counters = self.cells(key).into_iter().filter_map(counter);
         counters.min().map_or(0, u32::from)
+    }
+
+    /// Byte offsets of a key's counters, one a row. A key is a finished hash, so disjoint bits of it
+    /// are independent.
+    fn cells(&self, key: Key) -> [usize; ROWS] {
+        let width = self.width().max(1);
+        let cell = |row: usize| {
+            let column = (key.0 >> (row * 16)) % width as u64;
+            HEADER_BYTES + (row * width + column as usize) * COUNTER_BYTES
+        };
+        [cell(0), cell(1)]
     }
 
     fn raise(&mut self, cell: usize, count: u32) {
@@ -287,14 +362,9 @@ impl Sketch {
     }
 }
 
-/// Byte offsets of a key's counters, one a row. A key is a finished hash, so disjoint bits of it
-/// are independent.
-fn cells(key: Key) -> [usize; ROWS as usize] {
-    let cell = |row: u64| {
-        let column = (key.0 >> (row * 16)) % WIDTH;
-        HEADER_BYTES + ((row * WIDTH + column) * 2) as usize
-    };
-    [cell(0), cell(1)]
+/// Bytes of a sketch with rows of so many counters.
+fn bytes_of(width: usize) -> usize {
+    HEADER_BYTES + ROWS * width * COUNTER_BYTES
 }
 
 #[cfg(test)]
@@ -384,13 +454,50 @@ mod tests {
     fn a_sketch_of_another_layout_is_started_anew() {
         let store = MemoryStore::new();
         store
-            .write("sketch", &vec![0xff; SKETCH_BYTES], None)
+            .write("sketch", &vec![0xff; bytes_of(1024)], None)
             .unwrap();
         assert_eq!(visits(&store, &[1, 2], 1).position, 1024);
         assert_eq!(
             store.read("sketch").unwrap().value.unwrap().len(),
-            SKETCH_BYTES
+            bytes_of(1024)
         );
+    }
+
+    #[test]
+    fn a_sketch_that_gets_wider_with_its_fleet_loses_no_count() {
+        let store = MemoryStore::new();
+        let rungs = ladder(&[1, 2]);
+        let bytes = || store.read("sketch").unwrap().value.unwrap().len();
+        visits(&store, &[1, 2], 30);
+        assert_eq!(bytes(), bytes_of(1024));
+        for (hosts, width) in [(26, 2048), (200, 8192), (1024, 32_768), (7, 32_768)] {
+            let before = worker().counts(&store, &rungs);
+            worker().visit(&store, &rungs, hosts);
+            let (counts, total) = worker().counts(&store, &rungs);
+            assert_eq!(counts, [before.0[0] + 1, before.0[1] + 1], "{hosts} hosts");
+            assert_eq!(
+                (total, bytes()),
+                (before.1 + 1, bytes_of(width)),
+                "{hosts} hosts"
+            );
+        }
+    }
+
+    #[test]
+    fn what_every_request_begins_with_is_hot_however_much_is_counted() {
+        let heat = Heat {
+            halve_requests: 1_000_000,
+            ..Heat::default()
+        };
+        let (popularity, store) = (
+            Popularity::new("sketch".to_owned(), heat),
+            MemoryStore::new(),
+        );
+        for id in 0..200_000 {
+            let rungs = ladder(&[1, 10_000 + id]);
+            let key = popularity.visit(&store, &rungs, 2).unwrap();
+            assert!(id < 10 || key.floor == 1024, "request {id}");
+        }
     }
 
     #[test]
@@ -413,7 +520,20 @@ mod tests {
     }
 
     #[test]
-    fn prompts_that_share_nothing_make_no_others_look_hot() {
+    fn prompts_that_come_once_are_hot_in_no_fleet() {
+        // 40 rungs each, of which counters in use rise to some level together.
+        for hosts in [1, 7, 25, 64, 128, 204, 400, 1024] {
+            let store = MemoryStore::new();
+            for id in 1..=4000 {
+                let own: Vec<u64> = (0..40).map(|rung| 1_000 * id + rung).collect();
+                let key = worker().visit(&store, &ladder(&own), hosts).unwrap();
+                assert_eq!(key.position, 1024, "prompt {id} on {hosts} hosts");
+            }
+        }
+    }
+
+    #[test]
+    fn prompts_that_share_nothing_add_little_to_the_counts_of_others() {
         // 4,000 prompts of 20 rungs each: 80,000 counts in 1,024 counters a row, of which the
         // halving keeps about half. Added to all counters, each would have some 40 by then.
         let store = MemoryStore::new();

@@ -399,7 +399,7 @@ fn what_is_kept_of_a_pool_that_is_gone_is_emptied_and_it_may_come_back() {
     let keys = |pool: &str| {
         let pages = (0..32).map(|page| format!("prefix_router.1.index.{pool}.{page}"));
         let mut keys: Vec<String> = pages.collect();
-        keys.push(format!("prefix_router.1.sketch.{pool}"));
+        keys.push(format!("prefix_router.3.sketch.{pool}"));
         keys
     };
     let bytes = |gateway: &Gateway, pool: &str| -> usize {
@@ -493,5 +493,57 @@ fn a_host_that_joins_gets_its_share_and_one_that_leaves_moves_its_own_prompts_on
             before == after || before == "10.0.0.1:8000",
             "prompt {n}: {before} {after}"
         );
+    }
+}
+
+/// Chats with documents behind forty system prompts, after as many of others as fill the sketch; later
+/// turns that stayed on their host, of how many.
+fn chats_in_a_large_fleet(hosts: u16) -> (u32, u32) {
+    let gateway = Gateway::new(hosts, false);
+    let chat = |chat: usize, turns: usize| {
+        let document = text(&format!("document of chat {chat}"), 24_000);
+        let mut messages = vec![
+            ("system", text(&format!("system {}", chat % 40), 12_000)),
+            ("user", document),
+        ];
+        for turn in 0..turns {
+            messages.push(("assistant", text(&format!("{chat} answer {turn}"), 2000)));
+            messages.push(("user", text(&format!("{chat} question {turn}"), 1000)));
+        }
+        prompt(&messages)
+    };
+    for other in 0..1500 {
+        gateway.host(&chat(100_000 + other, 0));
+    }
+    let (mut stayed, mut later) = (0, 0);
+    let mut last = vec![String::new(); 100];
+    let mut running = std::collections::VecDeque::new();
+    for turn in 0..5 {
+        for (number, last) in last.iter_mut().enumerate() {
+            let (request, placed) = gateway.start(&chat(number, turn));
+            running.push_back(request);
+            if running.len() > usize::from(hosts) / 2 {
+                let mut request = running.pop_front().unwrap();
+                gateway.answer(&mut request);
+                gateway.end(&mut request);
+            }
+            let host = gateway.address(&placed);
+            if turn > 0 {
+                later += 1;
+                stayed += u32::from(*last == host);
+            }
+            *last = host;
+        }
+    }
+    (stayed, later)
+}
+
+#[test]
+fn chats_keep_their_hosts_in_fleets_of_any_size() {
+    for hosts in [7, 100, 128, 200, 500] {
+        let (stayed, later) = chats_in_a_large_fleet(hosts);
+        assert_eq!(later, 400);
+        // One in a hundred may leave a busy host.
+        assert!(stayed >= 396, "{stayed} of {later} on {hosts} hosts");
     }
 }

@@ -317,10 +317,12 @@ options! {
         "A prefix with more of the recent requests than this is split by what follows it.";
     COUNT_MIN: "/pools/*/expert/count_min",
         Kind::Integer { min: 1, max: 1000, unit: "requests" }, Absent::Integer(4),
-        "A prefix seen no more often than this is never split.";
+        "A prefix seen no more often than this is never split; with 50 hosts twice as often, up to six \
+         times with 150.";
     HALVE_REQUESTS: "/pools/*/expert/halve_requests",
         Kind::Integer { min: 100, max: 1_000_000, unit: "requests" }, Absent::Integer(2000),
-        "After so many requests all counts are halved: how soon popularity is forgotten.";
+        "After so many requests, or 100 a host if that is more, all counts are halved: how soon \
+         popularity is forgotten.";
     STEP_TOKENS: "/pools/*/expert/step_tokens",
         Kind::Decimal { min: 1.0, max: 1e6, unit: "tokens" }, Absent::Decimal(8192.0),
         "What an engine computes in one step. With so many waiting on every host, saved work \
