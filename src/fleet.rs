@@ -190,6 +190,18 @@ impl Table {
         Some(slot)
     }
 
+    /// Whether a slot has another host than before, while requests run there: never, as long as there
+    /// are other slots.
+    fn takes_busy_slot(&self, before: &Self, loads: &Loads) -> bool {
+        let is_full = before.tenants.len() >= SLOTS_MAX;
+        let mut tenants = self.tenants.iter().filter(|_| !is_full);
+        tenants.any(|(slot, tenant)| {
+            let earlier = before.tenants.get(slot);
+            let is_taken = earlier.is_some_and(|earlier| earlier.generation != tenant.generation);
+            is_taken && loads.in_flight(*slot) > 0
+        })
+    }
+
     fn unused(&self) -> Option<Slot> {
         let slots = 0..u16::try_from(SLOTS_MAX).unwrap_or(u16::MAX);
         slots
@@ -457,12 +469,20 @@ fn change(
         let last = before.version.max(loads.hosts_version());
         table.version = last.wrapping_add(1).max(1);
         // Seats first: a worker that sees the new table can book at once.
-        ledger.transact(store, |loads| {
+        let seated = ledger.transact(store, |loads| {
+            // A slot was free when the loads were read, but its host may be back since, and have
+            // requests: the table has changed then, too.
+            if table.takes_busy_slot(&before, loads) {
+                return (false, NO_CHANGES);
+            }
             table.seats().for_each(|seat| loads.seat(seat));
             let apart = table.apart();
             apart.for_each(|(slot, apart)| loads.set_apart(slot, apart));
-            ((), NO_CHANGES)
+            (true, NO_CHANGES)
         });
+        if !seated {
+            continue;
+        }
         match store.write(TABLE_KEY, &table.encode(), Some(seen.cas)) {
             Err(StoreError::Stale) => continue,
             Err(StoreError::Refused) => return None,
@@ -721,6 +741,57 @@ mod tests {
             let far: Vec<bool> = view.candidates().iter().map(|host| host.far).collect();
             assert_eq!(far, expected, "from {zone:?}");
         }
+    }
+
+    /// Lets another worker act before the second look at the loads.
+    struct Between<'s, F> {
+        store: &'s MemoryStore,
+        looks: std::cell::Cell<u32>,
+        act: F,
+    }
+
+    impl<F: Fn()> Store for Between<'_, F> {
+        fn read(&self, key: &str) -> Result<Versioned, StoreError> {
+            if key == load::LOADS_KEY {
+                self.looks.set(self.looks.get() + 1);
+                if self.looks.get() == 2 {
+                    (self.act)();
+                }
+            }
+            self.store.read(key)
+        }
+
+        fn write(&self, key: &str, value: &[u8], cas: Option<Cas>) -> Result<(), StoreError> {
+            self.store.write(key, value, cas)
+        }
+    }
+
+    #[test]
+    fn a_host_that_is_back_before_its_slot_is_given_away_keeps_what_runs_on_it() {
+        let (store, ledger, fleet) = (MemoryStore::new(), Ledger::default(), Fleet::default());
+        let many: Vec<String> = (0..70).map(|n| format!("10.0.0.{n}:80")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        // More than are remembered come and go: the next host gets the slot of the first.
+        fleet.apply(&store, &ledger, "a", &hosts(&many), 1000);
+        fleet.apply(&store, &ledger, "a", &hosts(&["b:80"]), 2000);
+        let back = || {
+            fleet.apply(&store, &ledger, "a", &hosts(&["b:80", many[0]]), 3000);
+            let seat = view(&store, "a").unwrap().seat_of(many[0]).unwrap();
+            for _ in 0..3 {
+                ledger.apply(&store, Change::Book(Booking { seat, pending: 5 }));
+            }
+        };
+        let between = Between {
+            store: &store,
+            looks: std::cell::Cell::default(),
+            act: back,
+        };
+        fleet.apply(&between, &ledger, "c", &hosts(&["c:80"]), 3000);
+        let found = view(&store, "a").unwrap();
+        let (old, new) = (found.seat_of(many[0]), found.seat_of("c:80"));
+        let loads = load::read(&store).unwrap();
+        assert_eq!(loads.of(old.unwrap()).in_flight, 3);
+        assert_ne!(old.unwrap().slot, new.unwrap().slot);
     }
 
     fn usable(view: &View) -> Vec<&str> {
