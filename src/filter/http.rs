@@ -283,13 +283,13 @@ impl Http {
     }
 
     /// What the answer says is compared with what was expected of the chosen host.
-    fn begin_answer(&mut self, served_by: Option<Seat>, headers: &Headers) {
+    fn begin_answer(&mut self, obeyed: Option<bool>, headers: &Headers) {
         let (Some(placed), Some(pool)) = (&self.placed, self.worker.pool(self.pool)) else {
             return;
         };
-        let chosen = placed.placement.hosts.first().map(|host| host.seat);
         // Where decisions are only told, any host's answer says what the proxy's choice finds.
-        if chosen.is_some() && (chosen == served_by || pool.observes()) {
+        let is_observed = pool.observes() && !placed.placement.hosts.is_empty();
+        if obeyed == Some(true) || is_observed {
             self.answer
                 .begin(&self.worker, pool, placed, self.api, headers);
         }
@@ -393,7 +393,7 @@ impl HttpContext for Http {
         self.write(changes);
         let headers = Headers::of_response();
         if !end_of_stream {
-            self.begin_answer(seat, &headers);
+            self.begin_answer(obeyed, &headers);
         }
         self.answer_bytes = headers.length();
         let status = headers.value(":status").unwrap_or_default();
