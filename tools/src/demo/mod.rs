@@ -255,19 +255,11 @@ fn publish(demo: &Demo, report: &Report, json: bool) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
-
     use super::*;
-
-    #[derive(clap::Parser)]
-    struct Arguments {
-        #[command(flatten)]
-        demo: DemoArgs,
-    }
 
     #[test]
     fn simulated_and_real_engines_have_reports_of_their_own() {
-        let args = Arguments::try_parse_from(["demo"]).unwrap().demo;
+        let args = DemoArgs::parsed(&[]).unwrap();
         let simulated = Demo::Simulated(Settings::new(&args).unwrap());
         let real = Demo::Real(real::Settings::new(&args).unwrap());
         let names = |demo: &Demo| (demo.page_file(), demo.engines_name());

@@ -154,19 +154,11 @@ fn refuse_what_does_not_apply(args: &DemoArgs) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
-
     use super::*;
 
-    #[derive(clap::Parser)]
-    struct Arguments {
-        #[command(flatten)]
-        demo: DemoArgs,
-    }
-
     fn settings(arguments: &[&str]) -> anyhow::Result<Settings> {
-        let arguments = [&["demo", "--engine", "llama.cpp"], arguments].concat();
-        Settings::new(&Arguments::try_parse_from(arguments)?.demo)
+        let arguments = [&["--engine", "llama.cpp"], arguments].concat();
+        Settings::new(&DemoArgs::parsed(&arguments)?)
     }
 
     #[test]

@@ -331,20 +331,25 @@ fn thousands(number: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::Parser as _;
+impl DemoArgs {
+    /// These arguments as the command line takes them, for tests.
+    pub(super) fn parsed(arguments: &[&str]) -> Result<Self, clap::Error> {
+        #[derive(clap::Parser)]
+        struct Arguments {
+            #[command(flatten)]
+            demo: DemoArgs,
+        }
+        let arguments = [&["demo"], arguments].concat();
+        <Arguments as clap::Parser>::try_parse_from(arguments).map(|parsed| parsed.demo)
+    }
+}
 
+#[cfg(test)]
+mod tests {
     use super::*;
 
-    #[derive(clap::Parser)]
-    struct Arguments {
-        #[command(flatten)]
-        demo: DemoArgs,
-    }
-
     fn settings(arguments: &[&str]) -> anyhow::Result<Settings> {
-        let arguments = [&["demo"], arguments].concat();
-        Settings::new(&Arguments::try_parse_from(arguments)?.demo)
+        Settings::new(&DemoArgs::parsed(arguments)?)
     }
 
     #[test]
@@ -414,6 +419,9 @@ mod tests {
             "--engine-port: expected 7 ports",
         );
         refused(&["--hosts", "1"], "--hosts");
+        refused(&["--rate", "0"], "expected a rate from 0.001");
+        refused(&["--duration", "0"], "expected seconds from 1");
+        refused(&["--duration", "nan"], "expected seconds from 1");
         refused(&["--speed", "0"], "--speed: expected a number from 0.01");
         refused(&["--full", "--workload", "W2"], "--full: only W1 and W5");
         refused(

@@ -186,8 +186,14 @@ fn help_names_what_lists_take_as_they_are_to_be_written() {
     assert_eq!(args("--workload w1,W7S").workload, [Name::W1, Name::W7s]);
     let all = cells(&args("--policy all")).unwrap().len();
     assert_eq!(all, <Kind as ValueEnum>::value_variants().len());
-    let wrong = <Cli as clap::Parser>::try_parse_from(["simulate", "--policy", "nonsense"]);
-    assert!(wrong.is_err());
+    for (flag, value, expected) in [
+        ("--policy", "nonsense", "prefix_router"),
+        ("--load", "0", "expected a load from 0.01"),
+    ] {
+        let wrong = <Cli as clap::Parser>::try_parse_from(["simulate", flag, value]);
+        let text = wrong.err().unwrap().to_string();
+        assert!(text.contains(flag) && text.contains(expected), "{text}");
+    }
 }
 
 #[test]
