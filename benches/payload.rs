@@ -4,6 +4,8 @@
 //! `cargo bench --bench payload`, or in WebAssembly as benches/wasm/README.md says. Not here: what
 //! Envoy adds.
 
+#![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+
 use std::hash::Hasher;
 use std::hint::black_box;
 use std::time::{Duration, Instant};

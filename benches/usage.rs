@@ -3,6 +3,8 @@
 //!
 //! `cargo bench --bench usage`. Not here: what Envoy adds for handing out the bytes.
 
+#![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

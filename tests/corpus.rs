@@ -22,6 +22,10 @@ fn names(folder: &Path, ending: &str) -> Vec<String> {
 }
 
 /// Names each input before it is replayed, so that a failure says which one it was.
+#[expect(
+    clippy::print_stdout,
+    reason = "the test runner keeps it for a failure"
+)]
 fn replay(target: &str, check: fn(&[u8])) {
     let folder = fuzz().join("corpus").join(target);
     let inputs = names(&folder, "");

@@ -362,6 +362,10 @@ fn long_prompt(prefix: u64) -> Request {
 }
 
 /// Of 40 prompts, so many may be left to Envoy's own policy, which does not know who hangs.
+#[expect(
+    clippy::print_stdout,
+    reason = "the test runner keeps it for a failure"
+)]
 async fn an_engine_that_hangs_loses_its_prompts(hosts: Value, left_to_envoy: u64) {
     const PREFIXES: u64 = 40;
     let engines = MockEngine::start_many(4).await.unwrap();

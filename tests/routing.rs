@@ -183,6 +183,10 @@ fn conversations(gateway: &Gateway, systems: usize, at_once: usize, seed: &str) 
 }
 
 #[track_caller]
+#[expect(
+    clippy::print_stdout,
+    reason = "the test runner keeps it for a failure"
+)]
 fn check_conversations(systems: usize, at_once: usize) {
     const SEEDS: usize = 8;
     let mut uneven = 0.0;

@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::numbers;
+use crate::print::say;
 use crate::testkit::{Gateway, MockEngine, Protocol, Traffic, TrafficPlan, prompt_of};
 
 /// An answer takes 5 ms; one that takes this long was held up by something.
@@ -121,9 +122,9 @@ impl fmt::Display for ChurnReport {
 pub fn run(args: &ChurnArgs) -> Result<()> {
     let report = tokio::runtime::Runtime::new()?.block_on(churn(args))?;
     if args.json {
-        println!("{}", serde_json::to_string(&report)?);
+        say!("{}", serde_json::to_string(&report)?)?;
     } else {
-        print!("{report}");
+        crate::print::result(format_args!("{report}"))?;
     }
     match report.faults().as_slice() {
         [] => Ok(()),

@@ -21,6 +21,7 @@ pub mod live;
 pub mod load;
 mod numbers;
 pub mod page;
+pub mod print;
 mod real;
 pub mod report;
 mod round;

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tools::{
-    bench, check, churn, demo, engine, explain, live, load, scale, setup, simulate, soak, turnover,
+    bench, check, churn, demo, engine, explain, live, load, print, scale, setup, simulate, soak,
+    turnover,
 };
 
 /// Prefix-aware routing for LLM engines behind Envoy: set up, try, measure, explain
@@ -45,8 +46,15 @@ enum Command {
     Soak(soak::SoakArgs),
 }
 
+/// The exit code for arguments that are none, as clap has it.
+const USAGE: u8 = 2;
+
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let command = match Arguments::try_parse() {
+        Ok(arguments) => arguments.command,
+        Err(error) => return parsed_nothing(&error),
+    };
+    let result = match command {
         Command::Bench(args) => bench::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Churn(args) => churn::run(&args),
@@ -63,9 +71,23 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("prefix-router: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    print::remark(format_args!("prefix-router: {error:#}\n"));
+    ExitCode::FAILURE
+}
+
+/// Prints what clap has instead of arguments: a help that was asked for, or what is wrong.
+fn parsed_nothing(told: &clap::Error) -> ExitCode {
+    let outcome = told.print();
+    if told.use_stderr() {
+        return ExitCode::from(USAGE);
+    }
+    match print::written(outcome) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(&error),
     }
 }

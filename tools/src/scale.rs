@@ -19,6 +19,7 @@ use tokio::net::TcpListener;
 use crate::engine::server::{self, Handle, ServerConfig};
 use crate::load::client::{Client, Target};
 use crate::load::driver::{self, Driver, Phase, Until, Watch};
+use crate::print::{note, say};
 use crate::simulate::measure::{self, EventFigures};
 use crate::simulate::world::{Happening, Outcome, Record};
 use crate::testkit::Gateway;
@@ -212,9 +213,9 @@ impl fmt::Display for ScaleReport {
 pub fn run(args: &ScaleArgs) -> Result<()> {
     let report = tokio::runtime::Runtime::new()?.block_on(scale(args))?;
     if args.json {
-        println!("{}", serde_json::to_string(&report)?);
+        say!("{}", serde_json::to_string(&report)?)?;
     } else {
-        print!("{report}");
+        crate::print::result(format_args!("{report}"))?;
     }
     match report.faults().len() {
         0 => Ok(()),
@@ -242,7 +243,7 @@ pub async fn scale(args: &ScaleArgs) -> Result<ScaleReport> {
     let prompts = workload.prefixes().unwrap_or_default();
     let mut driver = Driver::new(Client::new(target(&world)?)?, workload);
 
-    eprintln!("scale: filling the caches …");
+    note!("scale: filling the caches …");
     world.set_speed(WARM_SPEED);
     let mut seen = Seen::new(&world.addresses);
     let phase = Phase {
@@ -256,7 +257,7 @@ pub async fn scale(args: &ScaleArgs) -> Result<ScaleReport> {
     world.set_speed(args.speed);
     let length = BEFORE + BETWEEN + AFTER;
     let seconds = length.as_secs_f64() / args.speed;
-    eprintln!("scale: measuring for {seconds:.0} s …");
+    note!("scale: measuring for {seconds:.0} s …");
     let phase = Phase {
         speed: args.speed,
         output_tokens: None,

@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::harness::Policy;
+use crate::print::say;
 use crate::testkit::{Gateway, GatewayPlan, MockEngine, Protocol, prompt_of};
 
 /// How long the filter may take to know a step's hosts: a poll is 0.1 s.
@@ -131,9 +132,9 @@ impl fmt::Display for TurnoverReport {
 pub fn run(args: &TurnoverArgs) -> Result<()> {
     let report = tokio::runtime::Runtime::new()?.block_on(turnover(args))?;
     if args.json {
-        println!("{}", serde_json::to_string(&report)?);
+        say!("{}", serde_json::to_string(&report)?)?;
     } else {
-        print!("{report}");
+        crate::print::result(format_args!("{report}"))?;
     }
     match report.faults().len() {
         0 => Ok(()),

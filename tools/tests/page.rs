@@ -63,6 +63,10 @@ fn chromium() -> Option<PathBuf> {
 }
 
 /// Waits until an expression of the page is true, and says how long it took.
+#[expect(
+    clippy::print_stdout,
+    reason = "the test runner keeps it for a failure"
+)]
 async fn wait(tab: &Tab, what: &str, expression: &str, limit: Duration) {
     let began = Instant::now();
     loop {
@@ -220,6 +224,10 @@ async fn fits_and_can_be_read(tab: &Tab, browser: &Browser, url: &str) {
 }
 
 /// For people to look at: what no assertion sees is ugly or unclear.
+#[expect(
+    clippy::print_stdout,
+    reason = "the test runner keeps it for a failure"
+)]
 async fn pictures(tab: &Tab, width: &str) {
     for (dark, paper) in [(true, "dark"), (false, "light")] {
         tab.set_dark(dark).await.unwrap();

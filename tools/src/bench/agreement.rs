@@ -17,6 +17,7 @@ use crate::engine::cost::EngineConfig;
 use crate::engine::render::Template;
 use crate::engine::server::ServerConfig;
 use crate::load::driver::{Record, Until};
+use crate::print::{note, say};
 use crate::simulate::cells::{Arrival, Cell, Name, Sizes, Source, TRACES};
 use crate::simulate::measure::{self, Times};
 use crate::simulate::prepare::Preparer;
@@ -172,9 +173,9 @@ impl Row {
 pub fn run(args: &AgreementArgs) -> Result<()> {
     let report = tokio::runtime::Runtime::new()?.block_on(measure(args))?;
     if args.json {
-        println!("{}", serde_json::to_string(&report)?);
+        say!("{}", serde_json::to_string(&report)?)?;
     } else {
-        print(&report);
+        print(&report)?;
     }
     Ok(())
 }
@@ -210,7 +211,7 @@ fn trials(args: &AgreementArgs) -> Result<Vec<Trial<'_>>> {
     let trials = workloads.into_iter().map(|name| Trial::new(args, name));
     let trials = trials.collect::<Result<_>>()?;
     if let Some(left_out) = left_out {
-        eprintln!("{left_out}");
+        note!("{left_out}");
     }
     Ok(trials)
 }
@@ -286,7 +287,7 @@ impl<'a> Trial<'a> {
 
     async fn row(&self, engines: &Engines, load: f64, workers: u32) -> Result<Row> {
         let name = self.workload.label();
-        eprintln!(
+        note!(
             "bench: {name} at {:.0} %, {workers} workers: simulating …",
             load * 100.0
         );
@@ -297,7 +298,7 @@ impl<'a> Trial<'a> {
             .collect();
         let simulated = self.simulate(names, load, workers)?;
         let length = self.args.warmup + self.args.window;
-        eprintln!("bench: playing it in {:.0} s …", length / self.args.speed);
+        note!("bench: playing it in {:.0} s …", length / self.args.speed);
         let began = Instant::now();
         let front = Front {
             workers,
@@ -385,19 +386,27 @@ fn side(records: &[&Record], hosts: u16) -> Result<Side> {
     })
 }
 
-fn print(report: &Report) {
-    println!("simulated / in real time; TTFT in ms of engine time");
-    println!(
+fn print(report: &Report) -> Result<()> {
+    say!("simulated / in real time; TTFT in ms of engine time")?;
+    say!(
         "{:<8} {:>7} {:>5} {:>13} {:>6} {:>11} {:>6} {:>11} {:>5}",
-        "", "workers", "sent", "hits %", "points", "P50", "%", "mean", "lost"
-    );
+        "",
+        "workers",
+        "sent",
+        "hits %",
+        "points",
+        "P50",
+        "%",
+        "mean",
+        "lost"
+    )?;
     for row in &report.rows {
         let (simulated, real) = (&row.simulated, &row.real);
         let ms = |of: fn(&Times) -> f64| {
             let [simulated, real] = [simulated, real].map(|side| of(&side.ttft_s) * 1e3);
             format!("{simulated:.0} / {real:.0}")
         };
-        println!(
+        say!(
             "{:<8} {:>7} {:>5} {:>13} {:>+6.1} {:>11} {:>+6.0} {:>11} {:>4.1}%  {}",
             format!("{} {:.0}%", row.workload, row.load * 100.0),
             row.workers,
@@ -413,12 +422,17 @@ fn print(report: &Report) {
             ms(|times| times.mean),
             row.lost * 100.0,
             row.broken().unwrap_or("")
-        );
+        )?;
     }
-    println!(
+    say!(
         "seed {}, {:.0} s after {:.0} s of warm-up, engine clock {} times real time, commit {}",
-        report.seed, report.window_s, report.warmup_s, report.speed, report.commit
-    );
+        report.seed,
+        report.window_s,
+        report.warmup_s,
+        report.speed,
+        report.commit
+    )?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::live::{Engines, Front};
 use crate::engine::server::ServerConfig;
 use crate::load::driver::{Record, Until};
+use crate::print::{note, say};
 use crate::setup;
 use crate::workload::conversations::{Conversations, Rounds};
 
@@ -117,9 +118,9 @@ impl Row {
 pub fn run(args: &ConversationsArgs) -> Result<()> {
     let report = tokio::runtime::Runtime::new()?.block_on(measure(args))?;
     if args.json {
-        println!("{}", serde_json::to_string(&report)?);
+        say!("{}", serde_json::to_string(&report)?)?;
     } else {
-        print(&report);
+        print(&report)?;
     }
     Ok(())
 }
@@ -179,7 +180,7 @@ async fn cell(
             ..
         } = judge(&records)?;
         anyhow::ensure!(failed.is_empty(), "requests failed: {failed:?}");
-        eprintln!(
+        note!(
             "bench: gateways {name}, {systems} system prompts, {at_once} at once, seed {seed} of \
              {}: {stayed} stayed, share {share:.2}",
             args.seeds
@@ -239,18 +240,24 @@ pub(super) fn judge(records: &[Record]) -> Result<Seen> {
     })
 }
 
-fn print(report: &Report) {
-    println!(
+fn print(report: &Report) -> Result<()> {
+    say!(
         "50 chats of 5 turns over {HOSTS} hosts, through Envoy with {} workers",
         report.workers
-    );
-    println!("share: requests of the host that got most, over the mean of all hosts");
-    println!(
+    )?;
+    say!("share: requests of the host that got most, over the mean of all hosts")?;
+    say!(
         "{:<9} {:>7} {:>8} {:>10} {:>7} {:>7} {:>7}",
-        "gateways", "systems", "at once", "kept/200", "worst", "share", "worst"
-    );
+        "gateways",
+        "systems",
+        "at once",
+        "kept/200",
+        "worst",
+        "share",
+        "worst"
+    )?;
     for row in &report.rows {
-        println!(
+        say!(
             "{:<9} {:>7} {:>8} {:>10.1} {:>7} {:>7.2} {:>7.2}  {}",
             row.gateways,
             row.systems,
@@ -260,10 +267,13 @@ fn print(report: &Report) {
             row.share_mean,
             row.share_max,
             row.broken().unwrap_or("")
-        );
+        )?;
     }
-    println!(
+    say!(
         "seeds 1 to {}, engine clock {} times real time, commit {}",
-        report.seeds, report.speed, report.commit
-    );
+        report.seeds,
+        report.speed,
+        report.commit
+    )?;
+    Ok(())
 }

@@ -32,6 +32,7 @@ use tokio::task::JoinSet;
 
 use super::http::{Connection, Upstream, request};
 use crate::harness::{Envoy, Plan};
+use crate::print::{note, say};
 use crate::{setup, testkit};
 
 /// Sizes of fleets.
@@ -115,9 +116,9 @@ struct Parts {
 pub(super) fn run(args: &DecisionArgs) -> Result<()> {
     let report = tokio::runtime::Runtime::new()?.block_on(measure(args))?;
     if args.json {
-        println!("{}", serde_json::to_string(&report)?);
+        say!("{}", serde_json::to_string(&report)?)?;
     } else {
-        print(&report);
+        print(&report)?;
     }
     Ok(())
 }
@@ -126,7 +127,7 @@ async fn measure(args: &DecisionArgs) -> Result<Report> {
     let mut rows = Vec::new();
     for hosts in HOSTS {
         for kilobytes in BODIES {
-            eprintln!("bench: {hosts} hosts, bodies of {kilobytes} KB …");
+            note!("bench: {hosts} hosts, bodies of {kilobytes} KB …");
             let bodies = bodies(kilobytes * 1024);
             let native = native(args, hosts, &bodies)?;
             let (decisions, envoy) = in_envoy(args, hosts, &bodies).await?;
@@ -462,11 +463,9 @@ fn choices(view: &View, store: &Counting, bounds: Bounds) -> Result<(f64, f64)> 
     Ok((mean(chosen), mean(ordered)))
 }
 
-fn print(report: &Report) {
-    println!(
-        "The choice of a host in µs: as the filter measures it in Envoy, and its parts, native"
-    );
-    println!(
+fn print(report: &Report) -> Result<()> {
+    say!("The choice of a host in µs: as the filter measures it in Envoy, and its parts, native")?;
+    say!(
         "{:>5} {:>6} | {:>6} {:>5} {:>6} {:>6} | {:>5} {:>5} {:>6} {:>5} {:>5}",
         "hosts",
         "body",
@@ -479,7 +478,7 @@ fn print(report: &Report) {
         "choice",
         "order",
         "KB"
-    );
+    )?;
     for row in &report.rows {
         let budget = row
             .budget_us
@@ -487,7 +486,7 @@ fn print(report: &Report) {
         let over = row
             .budget_us
             .is_some_and(|us| row.envoy.median_us as f64 > us);
-        println!(
+        say!(
             "{:>5} {:>3} KB | {:>6} {:>5} {:>6.1} {:>6} | {:>5.1} {:>5.1} {:>6.1} {:>5.1} {:>5.1}{}",
             row.hosts,
             row.body_bytes / 1024,
@@ -501,13 +500,15 @@ fn print(report: &Report) {
             row.native.order_us,
             row.native.bytes / 1024.0,
             if over { "  over" } else { "" },
-        );
+        )?;
     }
     let decisions: u64 = report.rows.iter().map(|row| row.decisions).sum();
-    println!(
+    say!(
         "KB: read from and written to shared data; {decisions} decisions, {} rounds, commit {}",
-        report.rounds, report.commit
-    );
+        report.rounds,
+        report.commit
+    )?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use super::live::{Engines, target};
 use crate::engine::cost::EngineConfig;
 use crate::engine::server::ServerConfig;
 use crate::load::driver::{Record, Until};
+use crate::print::{note, say};
 use crate::simulate::cells::{Arrival, Cell, Name, Sizes, Source};
 use crate::simulate::policy;
 use crate::testkit::{Gateway, GatewayPlan};
@@ -103,9 +104,9 @@ impl Row {
 pub(super) fn run(args: &ObserveArgs) -> Result<()> {
     let report = tokio::runtime::Runtime::new()?.block_on(measure(args))?;
     if args.json {
-        println!("{}", serde_json::to_string(&report)?);
+        say!("{}", serde_json::to_string(&report)?)?;
     } else {
-        print(&report);
+        print(&report)?;
     }
     let far = report.rows.iter().find(|row| !row.is_close());
     match far {
@@ -162,7 +163,7 @@ async fn row(args: &ObserveArgs, workload: Name) -> Result<Row> {
             policy: policy::Kind::PrefixRouter,
             seed: args.seed,
         };
-        eprintln!(
+        note!(
             "bench: {} in {mode}, {:.0} s …",
             workload.label(),
             args.window / args.speed
@@ -213,14 +214,19 @@ fn hit_rate(records: &[Record]) -> Result<f64> {
     Ok(cached as f64 / prompt.max(1) as f64)
 }
 
-fn print(report: &Report) {
-    println!("Cache hits from a cold start, % of prompt tokens");
-    println!(
+fn print(report: &Report) -> Result<()> {
+    say!("Cache hits from a cold start, % of prompt tokens")?;
+    say!(
         "{:<9} {:>8} {:>12} {:>18} {:>9} {:>7}",
-        "", "requests", "Envoy's own", "observe predicts", "adaptive", "points"
-    );
+        "",
+        "requests",
+        "Envoy's own",
+        "observe predicts",
+        "adaptive",
+        "points"
+    )?;
     for row in &report.rows {
-        println!(
+        say!(
             "{:<9} {:>8} {:>12.1} {:>18.1} {:>9.1} {:>+7.1}{}",
             row.workload,
             row.requests,
@@ -229,14 +235,15 @@ fn print(report: &Report) {
             row.adaptive * 100.0,
             row.points(),
             if row.is_close() { "" } else { " !" }
-        );
+        )?;
     }
-    println!(
+    say!(
         "seed {}, load {:.0} %, {:.0} s at {} times real time, commit {}",
         report.seed,
         report.load * 100.0,
         report.window_s,
         report.speed,
         report.commit
-    );
+    )?;
+    Ok(())
 }

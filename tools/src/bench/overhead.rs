@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use super::http::{Load, Upstream, request, saturate};
 use crate::harness::{Envoy, Plan, Policy};
+use crate::print::{note, say};
 use crate::{setup, testkit};
 
 /// As many as the design's figures are for.
@@ -113,9 +114,9 @@ impl Spread {
 pub(super) fn run(args: &OverheadArgs) -> Result<()> {
     let report = tokio::runtime::Runtime::new()?.block_on(measure(args))?;
     if args.json {
-        println!("{}", serde_json::to_string(&report)?);
+        say!("{}", serde_json::to_string(&report)?)?;
     } else {
-        print(&report);
+        print(&report)?;
     }
     Ok(())
 }
@@ -141,7 +142,7 @@ async fn measure(args: &OverheadArgs) -> Result<Report> {
         only.is_none_or(|only| *only == kilobytes.to_string())
     };
     for (kilobytes, budget_us) in BUDGETS.into_iter().filter(|(size, _)| asked(*size)) {
-        eprintln!("bench: bodies of {kilobytes} KB, {} rounds …", args.rounds);
+        note!("bench: bodies of {kilobytes} KB, {} rounds …", args.rounds);
         let requests = requests(kilobytes * 1024)?;
         bodies.push(measure_size(args, &envoys, &requests, budget_us).await?);
     }
@@ -282,19 +283,24 @@ fn spread(mut values: Vec<f64>) -> Result<Spread> {
     })
 }
 
-fn print(report: &Report) {
-    println!("Envoy's processor time per request, one worker, {HOSTS} hosts, in µs");
-    println!(
+fn print(report: &Report) -> Result<()> {
+    say!("Envoy's processor time per request, one worker, {HOSTS} hosts, in µs")?;
+    say!(
         "{:>9} {:>9} {:>9} {:>9} {:>15} {:>8}",
-        "body", "without", "with", "added", "p25..p75", "budget"
-    );
+        "body",
+        "without",
+        "with",
+        "added",
+        "p25..p75",
+        "budget"
+    )?;
     for row in &report.bodies {
         let verdict = if row.added_us.median <= row.budget_us {
             ""
         } else {
             "  over"
         };
-        println!(
+        say!(
             "{:>6} KB {:>9.1} {:>9.1} {:>9.1} {:>15} {:>8.0}{verdict}",
             row.body_bytes / 1024,
             row.without_filter_us,
@@ -302,23 +308,26 @@ fn print(report: &Report) {
             row.added_us.median,
             row.added_us.range(),
             row.budget_us,
-        );
+        )?;
         for other in &row.against {
-            println!("     against {}:", other.wasm.display());
-            println!(
+            say!("     against {}:", other.wasm.display())?;
+            say!(
                 "{:>29} {:>9.1} {:>15}   ours costs {:+.1} ({})",
                 "",
                 other.added_us.median,
                 other.added_us.range(),
                 other.ours_more_us.median,
                 other.ours_more_us.range(),
-            );
+            )?;
         }
     }
-    println!(
+    say!(
         "{} rounds, {} connections, commit {}",
-        report.rounds, report.connections, report.commit
-    );
+        report.rounds,
+        report.connections,
+        report.commit
+    )?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::peers::{self, RunArgs};
+use crate::print::note;
 use crate::real::vllm::{FETCHED, Vllm};
 use crate::report::table::wrap;
 
@@ -33,7 +34,7 @@ pub(super) fn run(args: &VllmArgs) -> Result<()> {
          plays each load with each router, about a minute each on two idle cores. --routers and \
          --repeats make it shorter; a stopped run goes on with --resume.";
     for line in wrap(cost) {
-        eprintln!("{line}");
+        note!("{line}");
     }
     peers::run_vllm(&args.run)
 }

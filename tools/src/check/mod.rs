@@ -12,6 +12,7 @@ mod surroundings;
 use std::io::Read as _;
 use std::path::PathBuf;
 
+use crate::print::say;
 use anyhow::{Context as _, Result, bail};
 use prefix_router::config::Config;
 use serde::Serialize;
@@ -69,9 +70,9 @@ pub fn run(args: &CheckArgs) -> Result<()> {
         .filter(|finding| !finding.errors.is_empty())
         .count();
     if args.json {
-        println!("{}", serde_json::json!({ "findings": findings }));
+        say!("{}", serde_json::json!({ "findings": findings }))?;
     } else {
-        findings.iter().for_each(print);
+        findings.iter().try_for_each(print)?;
     }
     if invalid > 0 {
         bail!("{name}: this configuration does not work");
@@ -93,22 +94,23 @@ fn read(args: &CheckArgs) -> std::io::Result<String> {
     Ok(text)
 }
 
-fn print(finding: &Finding) {
+fn print(finding: &Finding) -> Result<()> {
     if !finding.place.is_empty() {
-        println!("{}", finding.place);
+        say!("{}", finding.place)?;
     }
     if finding.errors.is_empty() {
-        println!("valid");
+        say!("valid")?;
     }
     for error in &finding.errors {
-        println!("error: {error}");
+        say!("error: {error}")?;
     }
     for line in &finding.meaning {
-        println!("{line}");
+        say!("{line}")?;
     }
     for warning in &finding.warnings {
-        println!("warning: {warning}");
+        say!("warning: {warning}")?;
     }
+    Ok(())
 }
 
 /// Checks a filter configuration, or every one in an Envoy file.

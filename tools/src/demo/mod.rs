@@ -7,7 +7,6 @@
 mod real;
 mod settings;
 
-use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use crate::page::{Board, HostState, Mode, Page, Stage};
+use crate::print::note;
 use crate::real::llama::{Llama, Sizes};
 use crate::report::{Report, Run, page, table};
 use crate::round::fleet::{self, Fleet, Kind};
@@ -51,7 +51,7 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
             report = play(&demo, args.workload.seed, engines, &ready) => report?,
             name = interrupted() => {
                 // The line of progress is not ended.
-                eprintln!();
+                note!();
                 anyhow::bail!("stopped by {name}; every process it started has ended")
             }
         };
@@ -148,7 +148,7 @@ async fn play(
         runs: Vec::new(),
     };
     for line in report.conditions.iter().flat_map(|text| table::wrap(text)) {
-        eprintln!("{line}");
+        note!("{line}");
     }
     let page = match places.page {
         Some(address) => Some(show(address, demo, &fleet, &report).await?),
@@ -166,7 +166,7 @@ async fn play(
     }
     fleet.down().await?;
     let seconds = began.elapsed().as_secs();
-    eprintln!("All of it took {} min {} s.\n", seconds / 60, seconds % 60);
+    note!("All of it took {} min {} s.\n", seconds / 60, seconds % 60);
     Ok(report)
 }
 
@@ -235,7 +235,7 @@ async fn show(
         board.set_stage(place, Stage::Waiting, demo.speed());
     }
     let page = Page::serve(Arc::clone(&board), address, None).await?;
-    eprintln!("Live page while this runs: {}\n", page.seen_at());
+    note!("Live page while this runs: {}\n", page.seen_at());
     Ok((board, page))
 }
 
@@ -248,8 +248,8 @@ fn publish(demo: &Demo, report: &Report, json: bool) -> anyhow::Result<()> {
     } else {
         table::render(report)
     };
-    std::io::stdout().write_all(text.as_bytes())?;
-    eprintln!("\nPlots: {}", path.display());
+    crate::print::result(format_args!("{text}"))?;
+    note!("\nPlots: {}", path.display());
     Ok(())
 }
 

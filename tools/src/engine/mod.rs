@@ -14,6 +14,7 @@ pub mod server;
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use crate::print::say;
 use anyhow::Context;
 use tokio::net::TcpListener;
 
@@ -43,7 +44,7 @@ pub fn run(args: EngineArgs) -> anyhow::Result<()> {
             format!("cannot listen on {host}:{port}; is it in use? Choose another with --port")
         })?;
         let handle = server::spawn(args.server, listener)?;
-        println!("engine listening on http://{}", handle.address());
+        say!("engine listening on http://{}", handle.address())?;
         let mut terminate =
             tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
                 .context("cannot wait for signals")?;

@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::engine::cost::EngineConfig;
+use crate::print;
 
 /// Explain how a request is read and routed, where two requests differ, or what a log's prompts
 /// share
@@ -94,8 +95,7 @@ Examples:
 /// # Errors
 /// If a file cannot be read or is not what it should be.
 pub fn run(args: &ExplainArgs) -> Result<()> {
-    print!("{}", render(args)?);
-    Ok(())
+    print::result(format_args!("{}", render(args)?))
 }
 
 /// What the command prints.

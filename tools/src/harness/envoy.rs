@@ -429,6 +429,10 @@ impl Envoy {
 }
 
 impl Drop for Envoy {
+    #[expect(
+        clippy::print_stderr,
+        reason = "a test that fails: the test runner shows it with the rest of what it said"
+    )]
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("the end of Envoy's log:\n{}", self.log_tail());

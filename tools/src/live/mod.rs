@@ -21,6 +21,7 @@ use anyhow::Context as _;
 use tokio::sync::mpsc;
 
 use crate::page::{Board, Mode, Page, Stage};
+use crate::print::{note, say};
 use crate::round::interrupted;
 use crate::setup;
 use engines::Engines;
@@ -108,7 +109,7 @@ pub fn run(args: &LiveArgs) -> anyhow::Result<()> {
         tokio::select! {
             result = live(args) => result,
             name = interrupted() => {
-                eprintln!("stopped by {name}");
+                note!("stopped by {name}");
                 Ok(())
             }
             () = end => Ok(()),
@@ -135,7 +136,7 @@ async fn live(args: &LiveArgs) -> anyhow::Result<()> {
     board.set_limit(WITH, Some(args.limit));
     let (sender, mut commands) = mpsc::channel(COMMANDS_MAX);
     let page = Page::serve(Arc::clone(&board), args.page, Some(sender)).await?;
-    println!("Live page: {}", page.seen_at());
+    say!("Live page: {}", page.seen_at())?;
 
     let mut gateways = start(args, &engines).await?;
     for (fleet, gateway) in gateways.iter_mut().enumerate() {

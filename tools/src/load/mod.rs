@@ -11,7 +11,6 @@ pub mod stats;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -143,7 +142,7 @@ async fn load(args: &LoadArgs) -> anyhow::Result<()> {
     } else {
         table(&report)
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    crate::print::result(format_args!("{text}"))?;
     let first = || {
         report
             .errors
@@ -279,7 +278,7 @@ struct Progress {
 
 impl Progress {
     fn clear(&self) {
-        eprint!("\r{:79}\r", "");
+        crate::print::remark(format_args!("\r{:79}\r", ""));
     }
 }
 
@@ -295,6 +294,8 @@ impl Watch for Progress {
             Until::Requests(_) | Until::End => String::new(),
         };
         let (now, errors) = (elapsed.as_secs_f64(), self.tally.failed());
-        eprint!("\r{now:.0}{of} s, {sent} sent, {in_flight} in flight, {errors} errors   ");
+        crate::print::remark(format_args!(
+            "\r{now:.0}{of} s, {sent} sent, {in_flight} in flight, {errors} errors   "
+        ));
     }
 }

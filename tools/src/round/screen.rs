@@ -3,11 +3,12 @@
 //! Guarantee: a terminal gets one line that changes, anything else a line every ten seconds. Not
 //! here: results.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use crate::load::driver::{Record, Watch};
 use crate::load::stats::Tally;
+use crate::print::note;
 
 /// Where standard error is no terminal, a line this often says that the round lives.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -44,7 +45,7 @@ impl Stage {
     pub(crate) fn end(self, result: &str) {
         self.say(result);
         if self.terminal {
-            eprintln!();
+            note!();
         }
     }
 
@@ -52,10 +53,9 @@ impl Stage {
         let line = format!("{}  {text}", self.title);
         if self.terminal {
             let line: String = line.chars().take(WIDTH).collect();
-            eprint!("\r{line:<WIDTH$}");
-            let _ = std::io::stderr().flush();
+            crate::print::remark(format_args!("\r{line:<WIDTH$}"));
         } else {
-            eprintln!("{line}");
+            note!("{line}");
         }
     }
 }

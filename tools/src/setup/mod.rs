@@ -22,6 +22,7 @@ use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use serde::Serialize;
 
+use crate::print::say;
 use filter::Variant;
 use steps::Steps;
 
@@ -125,14 +126,14 @@ pub fn run(args: &SetupArgs) -> Result<()> {
     }
     steps.total();
     if args.json {
-        println!("{}", serde_json::to_string(&ready)?);
+        say!("{}", serde_json::to_string(&ready)?)?;
     } else {
-        println!(
+        say!(
             "envoy   {} ({})",
             ready.envoy.display(),
             ready.envoy_version
-        );
-        println!("filter  {} (commit {})", ready.wasm.display(), ready.commit);
+        )?;
+        say!("filter  {} (commit {})", ready.wasm.display(), ready.commit)?;
     }
     Ok(())
 }

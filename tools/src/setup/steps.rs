@@ -2,6 +2,7 @@
 //!
 //! Guarantee: long work is announced before it starts. Not here: the work.
 
+use crate::print::note;
 use std::time::Instant;
 
 /// The running account of one set-up.
@@ -31,7 +32,7 @@ impl Steps {
     /// Something was found as it should be.
     pub(super) fn found(&self, what: &str, since: Instant) {
         if self.all {
-            eprintln!("setup: {what} ({:.2} s)", since.elapsed().as_secs_f64());
+            note!("setup: {what} ({:.2} s)", since.elapsed().as_secs_f64());
         }
     }
 
@@ -41,11 +42,11 @@ impl Steps {
         what: &str,
         work: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
-        eprintln!("setup: {what} …");
+        note!("setup: {what} …");
         let started = Instant::now();
         let result = work();
         let verdict = if result.is_ok() { "done" } else { "failed" };
-        eprintln!(
+        note!(
             "setup: {what}: {verdict} ({:.1} s)",
             started.elapsed().as_secs_f64()
         );
@@ -54,13 +55,13 @@ impl Steps {
 
     /// A remark.
     pub(super) fn say(&self, what: &str) {
-        eprintln!("setup: {what}");
+        note!("setup: {what}");
     }
 
     /// The end of it all.
     pub(super) fn total(&self) {
         if self.all {
-            eprintln!(
+            note!(
                 "setup: ready after {:.1} s",
                 self.started.elapsed().as_secs_f64()
             );

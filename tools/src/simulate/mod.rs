@@ -26,6 +26,7 @@ use serde::Serialize;
 
 use crate::engine::cost::EngineConfig;
 use crate::engine::render::Template;
+use crate::print::{note, say};
 use crate::report::table::wrap;
 use crate::{numbers, setup};
 use cells::{Arrival, Cell, Name, Sizes, Source};
@@ -265,7 +266,7 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
             engine: format!("{:?}", args.engine),
             commit: setup::commit(),
         };
-        println!("{}", serde_json::to_string(&output)?);
+        say!("{}", serde_json::to_string(&output)?)?;
         return Ok(());
     }
     let is_terminal = std::io::stdout().is_terminal();
@@ -273,17 +274,17 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
         true => output::screen(&lines),
         false => output::table(&lines),
     };
-    print!("{table}");
+    crate::print::result(format_args!("{table}"))?;
     if relative.len() > 1 {
-        print!("{}", output::relative_table(&relative));
+        crate::print::result(format_args!("{}", output::relative_table(&relative)))?;
     }
     for event in told_events(&rows) {
         match is_terminal {
-            true => println!("{}", wrap(&event).join("\n")),
-            false => println!("{event}"),
+            true => say!("{}", wrap(&event).join("\n"))?,
+            false => say!("{event}")?,
         }
     }
-    println!("\ncommit {}, seeds {:?}", setup::commit(), args.seed);
+    say!("\ncommit {}, seeds {:?}", setup::commit(), args.seed)?;
     Ok(())
 }
 
@@ -411,7 +412,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 fn progress(done: usize, all: usize, cell: &Cell, figures: &Figures, took_s: f64) {
-    eprintln!(
+    note!(
         "[{done}/{all}] {} {:.0} % {} G{} {} seed {}: hits {:.1} %, P50 {:.3} s ({took_s:.1} s)",
         cell.workload.label(),
         cell.load * 100.0,

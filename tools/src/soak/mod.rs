@@ -22,6 +22,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::harness::Policy;
+use crate::print::say;
 use crate::testkit::{Connection, Gateway, MockEngine, Protocol, Request, ask, eventually};
 use ending::{Ending, Fate};
 pub use report::Report;
@@ -83,9 +84,9 @@ pub fn run(args: &SoakArgs) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let report = runtime.block_on(soak(args))?;
     if args.json {
-        println!("{}", serde_json::to_string(&report)?);
+        say!("{}", serde_json::to_string(&report)?)?;
     } else {
-        print!("{report}");
+        crate::print::result(format_args!("{report}"))?;
     }
     match report.faults().len() {
         0 => Ok(()),

@@ -17,6 +17,7 @@ use crate::harness::Plan;
 use crate::load::client::{Outcome as Answered, Target};
 use crate::load::driver::{Record, Until};
 use crate::load::stats::Tally;
+use crate::print::note;
 use crate::real;
 use crate::real::llama::{self, Llama, Sizes};
 use crate::real::vllm::Vllm;
@@ -183,7 +184,7 @@ pub(super) async fn run(bench: &mut Bench, part: &'static Part, loads: &[Load]) 
         // Not on a thread that serves.
         let engine = load.engine;
         let kind = tokio::task::spawn_blocking(move || engine.kind()).await??;
-        eprintln!("bench: starting {HOSTS} engines for {} …", load.cell);
+        note!("bench: starting {HOSTS} engines for {} …", load.cell);
         let fleet = Fleet::start(&ports, kind, &bench.store.folder()).await?;
         for repeat in 1..=bench.repeats {
             for contestant in bench.turn(repeat) {

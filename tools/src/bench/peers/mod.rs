@@ -16,7 +16,6 @@ mod router;
 mod scaling;
 mod table;
 
-use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -27,6 +26,7 @@ use clap::{Args, ValueEnum};
 use super::store::{Key, Store};
 use crate::engine::cost::EngineConfig;
 use crate::engine::server::ServerConfig;
+use crate::print::note;
 use crate::report::table::{WIDTH, wrap_to};
 use crate::round::interrupted;
 use crate::setup;
@@ -145,7 +145,7 @@ fn measure(args: &RunArgs, parts: &[What], files: &Files) -> Result<()> {
         tokio::select! {
             () = all(parts, &mut bench) => Ok(()),
             name = interrupted() => {
-                eprintln!();
+                note!();
                 bail!("stopped by {name}; finished plays are kept, --resume goes on")
             }
         }
@@ -163,7 +163,7 @@ async fn all(parts: &[What], bench: &mut Bench) {
     for what in parts {
         let began = Instant::now();
         let part = what.part();
-        eprintln!("bench: {}", part.title);
+        note!("bench: {}", part.title);
         let done = match what {
             What::Conversations => conversations::run(bench).await,
             What::Scaling => scaling::run(bench).await,
@@ -175,11 +175,11 @@ async fn all(parts: &[What], bench: &mut Bench) {
         if let Err(error) = done {
             // What the other parts measure is worth having.
             let missing = format!("{} could not be measured: {error:#}", part.name);
-            eprintln!("bench: {missing}");
+            note!("bench: {missing}");
             bench.missing.push(missing);
         }
         let minutes = began.elapsed().as_secs_f64() / 60.0;
-        eprintln!("bench: {} took {minutes:.1} min", part.name);
+        note!("bench: {} took {minutes:.1} min", part.name);
     }
 }
 
@@ -246,8 +246,8 @@ fn publish(results: &Results, folder: &Path, files: &Files, json: bool) -> Resul
     } else {
         table::terminal(results)
     };
-    std::io::stdout().write_all(text.as_bytes())?;
-    eprintln!(
+    crate::print::result(format_args!("{text}"))?;
+    note!(
         "\nTables: {}\nPlots: {}",
         markdown.display(),
         html.display()
@@ -323,7 +323,7 @@ impl Bench {
         let ready = setup::ready()?;
         let (installed, missing) = Installed::new(&contestants);
         for line in &missing {
-            eprintln!("bench: {line}");
+            note!("bench: {line}");
         }
         contestants.retain(|one| installed.has(one));
         ensure!(!contestants.is_empty(), "none of the routers can be run");
@@ -426,7 +426,7 @@ impl Bench {
             }
             Err(error) => play.faults.push(format!("{error:#}")),
         }
-        eprintln!("{}", told(&play, part));
+        note!("{}", told(&play, part));
         self.store.keep(&play)?;
         self.plays.push(play);
         Ok(())

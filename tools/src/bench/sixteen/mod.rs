@@ -9,7 +9,6 @@ mod page;
 mod row;
 mod table;
 
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -17,6 +16,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 
 use super::store::{Key, Store};
+use crate::print::note;
 use crate::report::table::wrap;
 use crate::round::fleet::{Fleet, Kind};
 use crate::round::{Policy, Round, interrupted};
@@ -106,7 +106,7 @@ pub(super) fn run(args: &SixteenArgs) -> Result<()> {
         tokio::select! {
             done = all(args, &sizes, &cells, store, &mut results) => done,
             name = interrupted() => {
-                eprintln!();
+                note!();
                 anyhow::bail!(
                     "stopped by {name}; finished cells are kept, --resume goes on after them"
                 )
@@ -124,7 +124,7 @@ async fn all(
     results: &mut Results,
 ) -> Result<()> {
     for line in results.conditions.iter().flat_map(|text| wrap(text)) {
-        eprintln!("{line}");
+        note!("{line}");
     }
     let found: Vec<Option<Row>> = cells
         .iter()
@@ -143,11 +143,11 @@ async fn all(
     for (number, (&cell, found)) in cells.iter().zip(found).enumerate() {
         let title = format!("[{}/{}] {}", number + 1, cells.len(), cell.name());
         if let Some(row) = found {
-            eprintln!("{title}: kept from an earlier run");
+            note!("{title}: kept from an earlier run");
             results.rows.push(row);
             continue;
         }
-        eprintln!("{title}, about {:.0} min left", (left * pace / 60.0).ceil());
+        note!("{title}, about {:.0} min left", (left * pace / 60.0).ceil());
         let fleet = match &fleet {
             Some(fleet) => fleet,
             None => fleet
@@ -209,7 +209,7 @@ fn publish(results: &Results, folder: &std::path::Path, json: bool) -> Result<()
     } else {
         table::terminal(results)
     };
-    std::io::stdout().write_all(text.as_bytes())?;
-    eprintln!("\nTable: {}\nPlots: {}", markdown.display(), html.display());
+    crate::print::result(format_args!("{text}"))?;
+    note!("\nTable: {}\nPlots: {}", markdown.display(), html.display());
     Ok(())
 }

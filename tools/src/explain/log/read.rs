@@ -17,6 +17,7 @@ use serde_json::value::RawValue;
 use crate::explain::ExplainArgs;
 use crate::explain::input::Body;
 use crate::explain::show;
+use crate::print::note;
 use crate::workload::trace::{Trace, TraceRequests};
 use crate::workload::{Form, Workload as _, body};
 
@@ -113,7 +114,7 @@ pub(super) fn each(
         }
         if told.elapsed() > PROGRESS {
             told = Instant::now();
-            eprintln!("{name}: {} MB, {} requests", bytes / 1_000_000, lines.read);
+            note!("{name}: {} MB, {} requests", bytes / 1_000_000, lines.read);
         }
     }
     anyhow::ensure!(

@@ -13,6 +13,7 @@ use super::ready::Requests;
 use crate::engine::cost::{EngineConfig, NS_PER_S};
 use crate::explain::ExplainArgs;
 use crate::explain::input::Setup;
+use crate::print::note;
 use crate::simulate::measure::{self, Figures};
 use crate::simulate::policy::Kind;
 use crate::simulate::prepare::{Prepared, Preparer};
@@ -212,7 +213,7 @@ fn play(
     };
     let outcome = world::run(setting, &mut recorded, &Preparer::ready(&prepared))?;
     let figures: Figures = measure::figures(setting, &outcome);
-    eprintln!("played: {name}, hits {:.1} %", figures.hit_rate * 100.0);
+    note!("played: {name}, hits {:.1} %", figures.hit_rate * 100.0);
     let mode = Mode {
         name: name.to_owned(),
         hit_rate: figures.hit_rate,
