@@ -159,6 +159,24 @@ fn closed_outputs_are_no_outputs() {
     }
 }
 
+#[test]
+fn an_explanation_fits_the_columns_that_are_named() {
+    let folder = Folder::new();
+    for (columns, widest) in [("40", 40), ("60", 60), ("200", 80)] {
+        let output = Command::new(env!("CARGO_BIN_EXE_prefix-router"))
+            .args(["explain", "body"])
+            .current_dir(folder.path())
+            .env("COLUMNS", columns)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let found = text.lines().map(|line| line.chars().count()).max();
+        // Full but for less than a word.
+        let full = found.is_some_and(|found| found <= widest && found + 8 > widest);
+        assert!(full, "COLUMNS={columns}: {found:?}\n{text}");
+    }
+}
+
 /// A server has something to end: what it started ends as it does after any other error.
 #[test]
 fn a_server_that_cannot_say_where_it_listens_ends() {

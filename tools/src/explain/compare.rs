@@ -10,12 +10,14 @@ use serde::Serialize;
 use super::gateway::Gateway;
 use super::input::{Body, Setup};
 use super::pieces::{self, Kind, Piece};
-use super::show::{self, Page, count, number};
+use super::show::{self, End, Page, count, number};
 use super::{ExplainArgs, log};
 
 /// Characters of an excerpt, and how many of them stand before the difference.
 const EXCERPT: usize = 64;
 const BEFORE: usize = 24;
+/// Columns in front of an excerpt: at most 4 of margin, and 8 that say whose it is.
+const IN_FRONT: usize = 12;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Comparison {
@@ -220,10 +222,10 @@ fn char_start(bytes: &[u8], from: usize) -> usize {
     from + skipped.count().min(3)
 }
 
-pub(super) fn show(told: &Comparison) -> String {
-    let mut page = Page::default();
+pub(super) fn show(told: &Comparison, width: usize) -> String {
+    let mut page = Page::new(width);
     page.head(&format!("First:  {}", told.left));
-    page.text.push_str(&format!("Second: {}\n", told.right));
+    page.line(&format!("Second: {}", told.right));
     match &told.difference {
         None => page.head("The prompts are the same"),
         Some(difference) => {
@@ -236,7 +238,8 @@ pub(super) fn show(told: &Comparison) -> String {
             ));
             for (side, text) in [("first", &difference.left), ("second", &difference.right)] {
                 if !text.is_empty() {
-                    page.row(&format!("{side:<7} {text}"));
+                    let text = around(text, width.saturating_sub(IN_FRONT));
+                    page.row(&[format!("{side:<7} ")], End::Excerpt(&text));
                 }
             }
             if !difference.left.is_empty() || !difference.right.is_empty() {
@@ -272,6 +275,16 @@ pub(super) fn show(told: &Comparison) -> String {
     }
     where_to(&mut page, told);
     page.text
+}
+
+/// An excerpt that fits, its mark in the middle if not all of it does.
+fn around(excerpt: &str, room: usize) -> String {
+    let mark = excerpt.chars().take_while(|letter| *letter != '|').count();
+    let skipped = match excerpt.chars().count() > room {
+        true => mark.saturating_sub(room / 2),
+        false => 0,
+    };
+    show::cut(&excerpt.chars().skip(skipped).collect::<String>(), room)
 }
 
 fn where_to(page: &mut Page, told: &Comparison) {

@@ -95,14 +95,14 @@ Examples:
 /// # Errors
 /// If a file cannot be read or is not what it should be.
 pub fn run(args: &ExplainArgs) -> Result<()> {
-    print::result(format_args!("{}", render(args)?))
+    print::result(format_args!("{}", render(args, print::columns())?))
 }
 
-/// What the command prints.
+/// What the command prints, for a terminal of this many columns, 40 at least.
 ///
 /// # Errors
 /// As [`run`].
-pub fn render(args: &ExplainArgs) -> Result<String> {
+pub fn render(args: &ExplainArgs, columns: usize) -> Result<String> {
     let mut setup = input::Setup::new(args)?;
     let mut bodies = args.bodies.iter().chain(&args.against);
     let (first, second) = (bodies.next(), bodies.next());
@@ -113,19 +113,19 @@ pub fn render(args: &ExplainArgs) -> Result<String> {
     match (first, second) {
         (None, _) => {
             setup.choose(args, &[])?;
-            log::render(args, &setup)
+            log::render(args, &setup, columns)
         }
         (Some(path), None) => {
             let body = setup.body(path)?;
             setup.choose(args, &[&body])?;
             let told = describe::describe(args, &setup, &body)?;
-            printed(args, &told, show::description)
+            printed(args, &told, |told| show::description(told, columns))
         }
         (Some(left), Some(right)) => {
             let (left, right) = (setup.body(left)?, setup.body(right)?);
             setup.choose(args, &[&left, &right])?;
             let told = compare::compare(args, &setup, &left, &right)?;
-            printed(args, &told, compare::show)
+            printed(args, &told, |told| compare::show(told, columns))
         }
     }
 }

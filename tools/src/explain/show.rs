@@ -1,7 +1,7 @@
-//! An explanation in words, for a terminal of 80 columns.
+//! An explanation in words, for a terminal of 40 to 80 columns.
 //!
-//! Guarantee: no line is wider, and every word of the project is explained where it first stands.
-//! Not here: the figures.
+//! Guarantee: no line is wider than the terminal, but for a name that is wider by itself; and every
+//! word of the project is explained where it first stands. Not here: the figures, how wide it is.
 
 use std::fmt::Write as _;
 
@@ -10,10 +10,7 @@ use prefix_router::hosts::canonical;
 use super::describe::Description;
 use super::gateway::{Host, Route};
 use super::left_out::{self, Effect};
-use crate::report::table::wrap_to;
-
-/// Columns of a narrow terminal.
-pub(super) const WIDTH: usize = 80;
+use crate::report::table::{WIDTH, wrap_to};
 
 /// Checkpoints shown at most from a prompt's start, and from its end.
 const CHECKPOINTS_SHOWN: usize = 8;
@@ -21,33 +18,96 @@ const CHECKPOINTS_SHOWN: usize = 8;
 /// Parts shown at most from a prompt's start, and from its end.
 const PARTS_SHOWN: usize = 20;
 
+/// Columns that the text at a row's end has at least; where fewer are left, it has its own line.
+const TEXT_COLUMNS_MIN: usize = 12;
+
 /// A text under construction.
-#[derive(Default)]
 pub(super) struct Page {
     pub text: String,
+    width: usize,
+}
+
+/// What stands at the end of a table's row.
+#[derive(Clone, Copy)]
+pub(super) enum End<'a> {
+    /// Broken into lines where it is too long.
+    Words(&'a str),
+    /// Cut off where it is too long.
+    Excerpt(&'a str),
 }
 
 impl Page {
+    /// An empty one of this many columns.
+    pub(super) fn new(width: usize) -> Self {
+        Self {
+            text: String::new(),
+            width,
+        }
+    }
+
     /// A headline with what it is about.
     pub(super) fn head(&mut self, title: &str) {
         if !self.text.is_empty() {
             self.text.push('\n');
         }
-        self.text.push_str(title);
-        self.text.push('\n');
+        self.line(title);
+    }
+
+    /// What goes on with a headline.
+    pub(super) fn line(&mut self, text: &str) {
+        for line in wrap_to(text, self.width) {
+            let _ = writeln!(self.text, "{line}");
+        }
     }
 
     /// A sentence, broken into lines, set in by two columns.
     pub(super) fn say(&mut self, sentence: &str) {
-        for line in wrap_to(sentence, WIDTH - 2) {
+        for line in wrap_to(sentence, self.width.saturating_sub(2)) {
             let _ = writeln!(self.text, "  {line}");
         }
     }
 
-    /// A row of a table, set in by four columns and cut to the width.
-    pub(super) fn row(&mut self, row: &str) {
-        let _ = writeln!(self.text, "    {}", cut(row.trim_end(), WIDTH - 4));
+    /// A row of a table: cells, each as wide in every row, and what stands at its end. What does not
+    /// fit goes on in the next line, in every row at the same cell.
+    pub(super) fn row(&mut self, cells: &[String], end: End) {
+        // Where there is little room, none is lost to the margin.
+        let margin = if self.width < WIDTH { 2 } else { 4 };
+        let mut line = " ".repeat(margin);
+        for cell in cells {
+            if columns(&line) + columns(cell) > self.width && columns(&line) > margin {
+                self.push(&line);
+                line = " ".repeat(margin + 2);
+            }
+            line.push_str(cell);
+        }
+        if columns(&line) + TEXT_COLUMNS_MIN > self.width {
+            self.push(&line);
+            line = " ".repeat(margin + 2);
+        }
+        let start = columns(&line);
+        let room = self.width.saturating_sub(start);
+        match end {
+            End::Excerpt(text) => self.push(&(line + &cut(text, room))),
+            End::Words(text) => {
+                for words in wrap_to(text, room) {
+                    self.push(&(line + &words));
+                    line = " ".repeat(start);
+                }
+            }
+        }
     }
+
+    /// A line, if there is anything in it.
+    fn push(&mut self, line: &str) {
+        let line = line.trim_end();
+        if !line.is_empty() {
+            let _ = writeln!(self.text, "{line}");
+        }
+    }
+}
+
+fn columns(text: &str) -> usize {
+    text.chars().count()
 }
 
 /// A number with its thousands set apart.
@@ -116,8 +176,8 @@ pub(super) fn readable_inside(bytes: &[u8]) -> String {
 }
 
 /// All that is said of one request.
-pub(super) fn description(told: &Description) -> String {
-    let mut page = Page::default();
+pub(super) fn description(told: &Description, width: usize) -> String {
+    let mut page = Page::new(width);
     page.head(&format!(
         "The request: {}, {}",
         told.body,
@@ -210,23 +270,28 @@ fn prompt(page: &mut Page, told: &Description) {
     if told.parts.is_empty() {
         return;
     }
-    page.row(&format!("{:>9} {:>9}  part", "from byte", "bytes"));
+    let row = |from: &str, bytes: &str, what: &str| {
+        [
+            format!("{from:>9}"),
+            format!(" {bytes:>9}"),
+            format!("  {what:<21} "),
+        ]
+    };
+    page.row(&row("from byte", "bytes", "part"), End::Words(""));
     let hidden = 2 * PARTS_SHOWN..told.parts.len();
     for (index, part) in told.parts.iter().enumerate() {
         let from_end = told.parts.len() - index;
         if !hidden.is_empty() && index == PARTS_SHOWN {
-            page.row(&format!("{:>9} … {} more parts", "", hidden.len()));
+            let more = format!("… {} more parts", hidden.len());
+            page.row(&[format!("{:>10}", "")], End::Words(&more));
         }
         if !hidden.is_empty() && index >= PARTS_SHOWN && from_end > PARTS_SHOWN {
             continue;
         }
-        page.row(&format!(
-            "{:>9} {:>9}  {:<21} {}",
-            number(part.from),
-            number(part.bytes),
-            part.what,
-            part.text
-        ));
+        page.row(
+            &row(&number(part.from), &number(part.bytes), &part.what),
+            End::Excerpt(&part.text),
+        );
     }
 }
 
@@ -293,13 +358,13 @@ fn seeds(page: &mut Page, told: &Description) {
     }
     page.head("Mixed into the key: requests that differ in it never count as alike");
     for name in &names {
-        let text = match name.as_str() {
-            "model" => format!("model: {}", cut(told.model.as_deref().unwrap_or(""), 60)),
-            "tenant" => format!("tenant: {}", cut(told.tenant.as_deref().unwrap_or(""), 60)),
-            "tools" => "tools: they stand in front of everything".into(),
-            name => name.to_owned(),
-        };
-        page.row(&text);
+        let of = |value: &Option<String>| cut(value.as_deref().unwrap_or(""), 60);
+        match name.as_str() {
+            "model" => page.row(&["model: ".into()], End::Excerpt(&of(&told.model))),
+            "tenant" => page.row(&["tenant: ".into()], End::Excerpt(&of(&told.tenant))),
+            "tools" => page.row(&[], End::Words("tools: they stand in front of everything")),
+            name => page.row(&[], End::Words(name)),
+        }
     }
 }
 
@@ -310,27 +375,30 @@ fn checkpoints(page: &mut Page, told: &Description) {
          place are the same up to there. `key`: the key may end here. `index`: the filter keeps \
          which hosts were sent a prompt up to here.",
     );
-    page.row(&format!(
-        "{:>9} {:>9}  {:<16}  used for",
-        "byte", "token", "hash"
-    ));
+    let row = |byte: &str, token: &str, hash: &str| {
+        [
+            format!("{byte:>9}"),
+            format!(" {token:>9}"),
+            format!("  {hash:<16}"),
+            "  ".into(),
+        ]
+    };
+    page.row(&row("byte", "token", "hash"), End::Words("used for"));
     let all = &told.checkpoints;
     let hidden = 2 * CHECKPOINTS_SHOWN..all.len();
     for (index, at) in all.iter().enumerate() {
         if !hidden.is_empty() && index == CHECKPOINTS_SHOWN {
-            page.row(&format!("{:>9} … {} more", "", hidden.len()));
+            let more = format!("… {} more", hidden.len());
+            page.row(&[format!("{:>10}", "")], End::Words(&more));
         }
         if !hidden.is_empty() && index >= CHECKPOINTS_SHOWN && all.len() - index > CHECKPOINTS_SHOWN
         {
             continue;
         }
-        page.row(&format!(
-            "{:>9} {:>9}  {}  {}",
-            number(at.bytes),
-            number(at.tokens),
-            at.hash,
-            at.uses.join(", ")
-        ));
+        page.row(
+            &row(&number(at.bytes), &number(at.tokens), &at.hash),
+            End::Words(&at.uses.join(", ")),
+        );
     }
 }
 
@@ -399,7 +467,8 @@ fn heat(page: &mut Page, told: &Description, route: &Route) {
             page.say(&format!("Before it came {}.", before.join(" and ")));
         }
     }
-    page.row(&format!("{:>9} {:>9}  so", "tokens", "seen"));
+    let row = |tokens: &str, seen: &str| [format!("{tokens:>9}"), format!(" {seen:>9}  ")];
+    page.row(&row("tokens", "seen"), End::Words("so"));
     for rung in &route.rungs {
         let is_key = rung.bytes >= route.bytes;
         let what = match (rung.is_hot, is_key) {
@@ -407,11 +476,8 @@ fn heat(page: &mut Page, told: &Description, route: &Route) {
             (true, true) => "hot, but there is nothing behind it: the key ends here",
             (false, _) => "not hot: the key ends here",
         };
-        page.row(&format!(
-            "{:>9} {:>9}  {what}",
-            number(rung.tokens),
-            number(u64::from(rung.seen))
-        ));
+        let (tokens, seen) = (number(rung.tokens), number(u64::from(rung.seen)));
+        page.row(&row(&tokens, &seen), End::Words(what));
         if is_key {
             break;
         }
@@ -434,24 +500,35 @@ fn hosts(page: &mut Page, told: &Description, route: &Route) {
              while it costs little more than the cheapest.",
         );
     }
-    page.row(&format!(
-        "{:<24} {:>9} {:>9} {:>9} {:>9}",
-        "host",
-        "in flight",
-        "waiting",
-        "known",
-        if costs { "cost" } else { "" }
-    ));
+    let row = |host: &str, figures: [&str; 4], home: &str| {
+        let figures = figures.map(|figure| format!(" {figure:>9}"));
+        let [in_flight, waiting, known, cost] = figures;
+        [
+            format!("{host:<24}"),
+            in_flight,
+            waiting,
+            known,
+            cost,
+            format!("  {home}"),
+        ]
+    };
+    let cost = if costs { "cost" } else { "" };
+    page.row(
+        &row("host", ["in flight", "waiting", "known", cost], ""),
+        End::Words(""),
+    );
     for (place, host) in route.hosts.iter().enumerate() {
         let home = if place == 0 { "home" } else { "" };
-        page.row(&format!(
-            "{:<24} {:>9} {:>9} {:>9.0} {:>9}  {home}",
-            host.host,
-            host.in_flight,
-            host.pending,
-            host.known,
-            host.cost.map_or(String::new(), |cost| format!("{cost:.0}"))
-        ));
+        let figures = [
+            &host.in_flight.to_string(),
+            &host.pending.to_string(),
+            &format!("{:.0}", host.known),
+            &host.cost.map_or(String::new(), |cost| format!("{cost:.0}")),
+        ];
+        page.row(
+            &row(&host.host, figures.map(String::as_str), home),
+            End::Words(""),
+        );
     }
     page.say(
         "in flight: requests it works on. waiting: tokens it has yet to compute. known: tokens of \

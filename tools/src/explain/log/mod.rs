@@ -47,7 +47,7 @@ pub(super) struct LogReport {
     advice: advice::Advice,
 }
 
-pub(super) fn render(args: &ExplainArgs, setup: &Setup) -> Result<String> {
+pub(super) fn render(args: &ExplainArgs, setup: &Setup, width: usize) -> Result<String> {
     let Some(file) = &args.log else {
         anyhow::bail!("expected a BODY or --log FILE");
     };
@@ -56,7 +56,7 @@ pub(super) fn render(args: &ExplainArgs, setup: &Setup) -> Result<String> {
     Ok(if args.json {
         serde_json::to_string(&report)? + "\n"
     } else {
-        show::report(&report)
+        show::report(&report, width)
     })
 }
 

@@ -1,13 +1,13 @@
-//! A log's report in words, for a terminal of 80 columns.
+//! A log's report in words, for a terminal of 40 to 80 columns.
 //!
 //! Not here: the figures, the advice.
 
 use super::LogReport;
 use super::spoilers::{Cause, Spoiler};
-use crate::explain::show::{Page, count, number};
+use crate::explain::show::{End, Page, count, number};
 
-pub(super) fn report(told: &LogReport) -> String {
-    let mut page = Page::default();
+pub(super) fn report(told: &LogReport, width: usize) -> String {
+    let mut page = Page::new(width);
     page.head(&format!(
         "The log: {}, {}",
         told.file,
@@ -65,36 +65,52 @@ fn sharing(page: &mut Page, told: &LogReport) {
          that never forgets, would find those; more is not possible.",
         told.sharing.most * 100.0
     ));
+    let row = |tokens: &str, requests: &str, before: &str| {
+        [
+            format!("{tokens:>12}"),
+            format!(" {requests:>14}"),
+            format!(" {before:>18}"),
+        ]
+    };
     if !told.sharing.depths.is_empty() {
-        page.row(&format!(
-            "{:>12} {:>14} {:>18}",
-            "first tokens", "requests", "came before"
-        ));
+        page.row(
+            &row("first tokens", "requests", "came before"),
+            End::Words(""),
+        );
     }
     for depth in &told.sharing.depths {
-        page.row(&format!(
-            "{:>12} {:>14} {:>16.1} %",
-            number(depth.tokens),
-            number(depth.requests),
-            depth.shared as f64 * 100.0 / depth.requests.max(1) as f64
-        ));
+        let before = depth.shared as f64 * 100.0 / depth.requests.max(1) as f64;
+        page.row(
+            &row(
+                &number(depth.tokens),
+                &number(depth.requests),
+                &format!("{before:.1} %"),
+            ),
+            End::Words(""),
+        );
     }
     if told.sharing.prefixes.is_empty() {
         return;
     }
     page.say("The beginnings that save most, each as long as all its requests share it:");
-    page.row(&format!(
-        "{:>9} {:>9}  {:<16}  begins",
-        "requests", "tokens", "hash"
-    ));
+    let row = |requests: &str, tokens: &str, hash: &str| {
+        [
+            format!("{requests:>9}"),
+            format!(" {tokens:>9}"),
+            format!("  {hash:<16}"),
+            "  ".into(),
+        ]
+    };
+    page.row(&row("requests", "tokens", "hash"), End::Words("begins"));
     for prefix in &told.sharing.prefixes {
-        page.row(&format!(
-            "{:>9} {:>9}  {}  {}",
-            number(prefix.requests),
-            number(prefix.tokens),
-            prefix.hash,
-            prefix.excerpt
-        ));
+        page.row(
+            &row(
+                &number(prefix.requests),
+                &number(prefix.tokens),
+                &prefix.hash,
+            ),
+            End::Excerpt(&prefix.excerpt),
+        );
     }
 }
 
@@ -113,19 +129,30 @@ fn modes(page: &mut Page, told: &LogReport) {
          Answers are not in the log, so a chat's next turn finds only the turns before.",
         number(told.kv_tokens)
     ));
-    page.row(&format!(
-        "{:<28} {:>7} {:>12} {:>12} {:>12}",
-        "", "hits", "TTFT P50", "TTFT P90", "busiest host"
-    ));
+    let row = |name: &str, hits: &str, p50: &str, p90: &str, busiest: &str| {
+        [
+            format!("{name:<28}"),
+            format!(" {hits:>7}"),
+            format!(" {p50:>12}"),
+            format!(" {p90:>12}"),
+            format!(" {busiest:>12}"),
+        ]
+    };
+    page.row(
+        &row("", "hits", "TTFT P50", "TTFT P90", "busiest host"),
+        End::Words(""),
+    );
     for mode in &told.modes {
-        page.row(&format!(
-            "{:<28} {:>5.1} % {:>9.0} ms {:>9.0} ms {:>12.2}",
-            mode.name,
-            mode.hit_rate * 100.0,
-            mode.ttft_p50_s * 1e3,
-            mode.ttft_p90_s * 1e3,
-            mode.share_max_over_mean
-        ));
+        page.row(
+            &row(
+                &mode.name,
+                &format!("{:.1} %", mode.hit_rate * 100.0),
+                &format!("{:.0} ms", mode.ttft_p50_s * 1e3),
+                &format!("{:.0} ms", mode.ttft_p90_s * 1e3),
+                &format!("{:.2}", mode.share_max_over_mean),
+            ),
+            End::Words(""),
+        );
     }
     page.say(
         "hits: part of the prompt tokens found in caches. TTFT: time to the first token; half (P50) \
@@ -159,8 +186,8 @@ fn spoilers(page: &mut Page, told: &LogReport) {
     for (spoiler, remedy) in told.spoilers.iter().zip(&told.advice.remedies) {
         page.say(&culprit(spoiler));
         if let [first, second] = spoiler.examples.as_slice() {
-            page.row(&format!("such as  {first}"));
-            page.row(&format!("and      {second}"));
+            page.row(&["such as  ".into()], End::Excerpt(first));
+            page.row(&["and      ".into()], End::Excerpt(second));
         }
         page.say(&format!(
             "It differs in {} of {} requests compared. About {} behind it are the same, and each \
