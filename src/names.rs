@@ -165,7 +165,7 @@ metrics! {
          `request_body_buffer_limit`.";
     USAGE Counter [POOL, STATE]
         "Sampled answers by what they said of their prompt: `ok` (its tokens and the cached ones), \
-         `no_details` (its tokens only), `absent` (nothing, or encoded).";
+         `no_details` (its tokens only), `absent` (nothing, more than 2^24 tokens, or encoded).";
     PROMPT_TOKENS Counter [POOL]
         "Prompt tokens of the sampled answers that were `ok`.";
     CACHED_TOKENS Counter [POOL]

@@ -3,14 +3,19 @@
 //! Guarantee: one pass over the answer in any cut, constant memory, and only members in the places
 //! where engines put their counts are read, so nothing that a model writes is ever taken for one.
 //! Reads JSON, JSON lines, a JSON array of answers, and server-sent events; of other bytes (binary
-//! event streams, encoded bodies) it says nothing. Not here: getting the bytes (filter/), what is
-//! learned from them.
+//! event streams, encoded bodies) it says nothing, nor of one with a count that cannot be. Not here:
+//! getting the bytes (filter/), what is learned from them.
 
 use memchr::memchr;
 
 use crate::json::{Container, Handler, Progress, Tokenizer, Visit};
 
-/// What one answer said. Counts that it gave more than once never fall, so the largest is kept.
+/// More tokens than any prompt or answer has: those of the largest body that can be configured, 64 MiB
+/// at 4 bytes a token. The longest contexts that are offered have 10 million (Llama 4 Scout). An answer
+/// with a larger count says nothing: one such number would outweigh all that were ever added up.
+pub const TOKENS_MAX: u64 = 1 << 24;
+
+/// What one answer said, at most [`TOKENS_MAX`] each. Counts that it gave more than once never fall, so the largest is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt, cached ones included.
@@ -29,7 +34,7 @@ pub enum State {
     Ok,
     /// The prompt's tokens only.
     NoDetails,
-    /// Nothing that could be read.
+    /// Nothing that could be read, or that can be.
     Absent,
 }
 
@@ -400,6 +405,10 @@ impl Counts {
         };
         let prompt_tokens = self.prompt.or(input).or(timed);
         let cached = self.cached.or(self.cache_read).or(self.reused);
+        let said = [prompt_tokens, cached, self.output];
+        if said.into_iter().flatten().any(|tokens| tokens > TOKENS_MAX) {
+            return Usage::default();
+        }
         let capped = |prompt: u64| cached.map(|cached| cached.min(prompt));
         Usage {
             prompt_tokens,

@@ -265,11 +265,15 @@ async fn answers_without_counts_are_told_apart() {
     };
     bed.exchange(CHAT, encoded).await;
     bed.wait_counts([0, 0, 0, 1, 2]).await;
+    // Nor is anything of it added up where a count cannot be.
+    let absurd = r#"{"usage":{"prompt_tokens":4294967296,"cached_tokens":4294967295}}"#;
+    bed.exchange(CHAT, Answer::of(absurd)).await;
+    bed.wait_counts([0, 0, 0, 1, 3]).await;
     // An engine that gives details leaves them out when they are zero.
     let detailed =
         r#"{"usage":{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":64}}}"#;
     bed.exchange(CHAT, Answer::of(detailed)).await;
-    bed.wait_counts([100, 64, 1, 1, 2]).await;
+    bed.wait_counts([100, 64, 1, 1, 3]).await;
 }
 
 #[tokio::test]

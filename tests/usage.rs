@@ -2,7 +2,7 @@
 //! ever read as a count.
 #![allow(clippy::unwrap_used)]
 
-use prefix_router::usage::{Reader, Reporting, Sampler, State, Usage};
+use prefix_router::usage::{Reader, Reporting, Sampler, State, TOKENS_MAX, Usage};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -241,19 +241,56 @@ fn numbers_that_cannot_be_are_not_read() {
     check(r#"{"usage":{"prompt_tokens":1e3}}"#, "- - - absent");
     check(r#"{"usage":[{"prompt_tokens":5}]}"#, "- - - absent");
     check(r#"{"usage":{"cached_tokens":5}}"#, "- - - absent");
-    // More cached than there are, and more than 64 bits.
+    check(r#"{"usage":{"prompt_tokens":1e300}}"#, "- - - absent");
+    // More cached than there are.
     check(
         r#"{"usage":{"prompt_tokens":10,"cached_tokens":11}}"#,
         "10 10 - ok",
     );
-    check(
-        r#"{"usage":{"prompt_tokens":99999999999999999999999}}"#,
-        "18446744073709551615 - - no_details",
+}
+
+#[test]
+fn an_answer_with_a_count_that_no_prompt_has_says_nothing() {
+    assert_eq!(TOKENS_MAX, 16_777_216);
+    // prompt_tokens, cached_tokens, completion_tokens
+    let row = |prompt: &str, cached: &str, output: &str, expected: &str| {
+        check(
+            &format!(
+                r#"{{"usage":{{"prompt_tokens":{prompt},"prompt_tokens_details":
+                {{"cached_tokens":{cached}}},"completion_tokens":{output}}}}}"#
+            ),
+            expected,
+        );
+    };
+    row("16777215", "8", "1", "16777215 8 1 ok");
+    row(
+        "16777216",
+        "16777216",
+        "16777216",
+        "16777216 16777216 16777216 ok",
     );
+    row("16777217", "8", "1", "- - - absent");
+    row("10", "16777216", "1", "10 10 1 ok");
+    row("10", "16777217", "1", "- - - absent");
+    row("10", "8", "16777217", "- - - absent");
+    row("4294967296", "8", "1", "- - - absent");
+    row("4294967296.5", "8", "1", "- - - absent");
+    // More than 64 bits.
+    row("99999999999999999999999", "8", "1", "- - - absent");
     // Two that only together are too much.
     check(
+        r#"{"usage":{"input_tokens":16777216,"cache_read_input_tokens":1}}"#,
+        "- - - absent",
+    );
+    check(
         r#"{"usage":{"input_tokens":18446744073709551615,"cache_read_input_tokens":9}}"#,
-        "18446744073709551615 9 - ok",
+        "- - - absent",
+    );
+    // What the other events of a stream say does not mend it.
+    check(
+        "data: {\"usage\":{\"prompt_tokens\":4294967296}}\n\n\
+         data: {\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":1}}\n\n",
+        "- - - absent",
     );
 }
 
@@ -406,7 +443,7 @@ fn any_json() -> impl Strategy<Value = serde_json::Value> {
         any::<String>(),
     ];
     let leaf = prop_oneof![
-        any::<u32>().prop_map(|number| json!(number)),
+        (0..=TOKENS_MAX + 1).prop_map(|number| json!(number)),
         any::<String>().prop_map(|text| json!(text)),
         Just(json!(null)),
     ];
@@ -456,7 +493,8 @@ proptest! {
         }
         let pieces: Vec<&[u8]> = body.as_bytes().chunks(size).collect();
         let found = read(&pieces).prompt_tokens;
-        prop_assert_eq!(found, documents.iter().filter_map(expected).max());
+        let most = documents.iter().filter_map(expected).max();
+        prop_assert_eq!(found, most.filter(|tokens| *tokens <= TOKENS_MAX));
     }
 
     #[test]

@@ -191,7 +191,7 @@ fn gauge(pool: &str, name: &str, label: &str, value: &str, count: u64) {
     host::record(host::gauge(&names::metric(name, &labels)), count);
 }
 
-/// No prompt has more tokens than this; a larger number is an engine's mistake.
+/// A count for a metric; what is read is at most `usage::TOKENS_MAX`.
 fn tokens(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
