@@ -30,7 +30,7 @@ pub struct Constants {
     /// STICK: a match is kept while it costs no more than this part of the prompt above the best; of
     /// several the first in the key's order, so that a prompt which two hosts hold stays on one.
     pub stick: f64,
-    /// BAL: in form K a host gets no more than this part of an even share of new keys.
+    /// BAL: in form K a host gets no more than this part of its even share of new keys, by weight.
     pub balance: f64,
     /// IDLE: form K balances new keys while the mean in flight is below this.
     pub idle_in_flight: f64,
@@ -226,15 +226,21 @@ fn home(query: &Query<'_>, loads: &Loads, constants: &Constants) -> Option<Home>
     })
 }
 
-/// The place in `order` of the first host that has not got more than its share of new keys.
+/// The place in `order` of the first host that has not got its share of new keys yet: of so many
+/// hosts that weigh alike an even one, times BAL. A share below a whole key is rounded so that few
+/// keys are spread evenly, of 12 to 3 hosts 4 to each: engines whose caches hold no more of them
+/// lose all when they get one too many.
 fn balanced(order: &[(usize, Candidate)], loads: &Loads, constants: &Constants) -> usize {
+    let weight = |(_, host): &(usize, Candidate)| f64::from(host.weight);
+    let weights: f64 = order.iter().map(weight).sum();
     let placed = |(_, host): &(usize, Candidate)| f64::from(loads.placed(host.seat));
     let total: f64 = order.iter().map(placed).sum();
-    let share = constants.balance * (total + 1.0) / order.len().max(1) as f64;
-    order
-        .iter()
-        .position(|host| placed(host) <= share)
-        .unwrap_or(0)
+    // Never are all closed: what is even for each comes to one more than was placed.
+    let is_open = |host: &(usize, Candidate)| {
+        let even = (total + 1.0) * weight(host) / weights;
+        placed(host) < even.ceil().max((constants.balance * even).floor())
+    };
+    order.iter().position(is_open).unwrap_or(0)
 }
 
 fn mean_in_flight(query: &Query<'_>, loads: &Loads) -> f64 {
@@ -488,6 +494,58 @@ mod tests {
         check("n n n | 0           | 0 300 0   | 0 900 900   | match 2");
         // Others hold less of it.
         check("n n n | 0           | 0 150 0   | 0 900 800   | match 1");
+    }
+
+    /// How many of so many new prompts come to each of hosts of these weights, where new ones are
+    /// balanced.
+    fn balanced_over(weights: &[u32], prompts: u64) -> Vec<u32> {
+        let mut hosts = fleet(&"n ".repeat(weights.len()));
+        hosts.sort_by_key(|host| host.seat.slot);
+        for (host, weight) in hosts.iter_mut().zip(weights) {
+            host.weight = *weight;
+        }
+        let (store, ledger) = (MemoryStore::new(), Ledger::default());
+        let seats = hosts.iter().map(|host| host.seat);
+        seats.for_each(|seat| ledger.transact(&store, |loads| (loads.seat(seat), NO_CHANGES)));
+        let mut loads = read(&store).unwrap();
+        for key in 0..prompts {
+            let query = Query {
+                key: Key(crate::prefix::mix(key, 7)),
+                hosts: &hosts,
+                known: &[],
+                tokens: TOKENS,
+                floor: 0.0,
+                affinity: true,
+                belief: Belief {
+                    balances: true,
+                    ..BELIEF
+                },
+                bounds: Bounds {
+                    limit: None,
+                    panic_rule: true,
+                },
+            };
+            let _ = decide(&query, &mut loads, &Constants::default());
+        }
+        hosts.iter().map(|host| loads.placed(host.seat)).collect()
+    }
+
+    #[test]
+    fn few_new_prompts_are_spread_evenly_where_new_ones_are_balanced() {
+        assert_eq!(balanced_over(&[1, 1, 1], 3), [1, 1, 1]);
+        assert_eq!(balanced_over(&[1, 1, 1], 12), [4, 4, 4]);
+        assert_eq!(balanced_over(&[1, 1, 1, 1], 8), [2, 2, 2, 2]);
+    }
+
+    #[test]
+    fn new_prompts_are_balanced_by_weight() {
+        let found = balanced_over(&[1, 3], 40);
+        assert_eq!(found.iter().sum::<u32>(), 40);
+        assert!((6..=11).contains(&found[0]), "{found:?}");
+        // Even shares of 22, 11 and 11, times 1.15.
+        let found = balanced_over(&[2, 1, 1], 44);
+        assert!(found[0] >= 20 && found[0] <= 25, "{found:?}");
+        assert!(found[1] <= 12 && found[2] <= 12, "{found:?}");
     }
 
     #[test]

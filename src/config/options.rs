@@ -303,7 +303,8 @@ options! {
          filters of envoy/strict-health.yaml.";
     GATEWAYS: "/pools/*/gateways", Kind::Choice(&["many", "one"]), Absent::Text("many"),
         "In `adaptive`: `many` gateways, none of which knows of the others, choose alike. If this \
-         is the only `one`, it spreads a few prompts more evenly when there is little load.";
+         is the only `one`, it spreads new prompts evenly, by the hosts' weights, when there is \
+         little load.";
     EXPERT: "/pools/*/expert", Kind::Object, Absent::Means("all defaults"),
         "In `adaptive`: the constants of the choice. None needs to be set; ARCHITECTURE.md says \
          where they come from.";
@@ -342,7 +343,8 @@ options! {
         "A match is kept while it costs no more than this above the best.";
     BALANCE: "/pools/*/expert/balance",
         Kind::Decimal { min: 1.0, max: 10.0, unit: "of an even share" }, Absent::Decimal(1.15),
-        "With `gateways` `one`: the most new prompts that a host gets.";
+        "With `gateways` `one`: the most new prompts that a host gets, in whole prompts, but an \
+         even share at least.";
     IDLE_IN_FLIGHT: "/pools/*/expert/idle_in_flight",
         Kind::Decimal { min: 0.0, max: 1000.0, unit: "requests per host" }, Absent::Decimal(8.0),
         "With `gateways` `one`: the load above which new prompts are no longer balanced.";

@@ -100,7 +100,7 @@ fn routing(pool: &Pool) -> String {
             let gateways = if one_gateway {
                 "the only gateway"
             } else {
-                "any number of gateways"
+                "any number of gateways (if this is the only one, gateways: one is more even)"
             };
             format!("adaptive: by as much of a prompt as many others share; {gateways}")
         }
