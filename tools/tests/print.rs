@@ -159,12 +159,12 @@ fn closed_outputs_are_no_outputs() {
     }
 }
 
-#[test]
-fn an_explanation_fits_the_columns_that_are_named() {
+#[track_caller]
+fn check_fits(line: [&str; 2], columns: &[(&str, usize)]) {
     let folder = Folder::new();
-    for (columns, widest) in [("40", 40), ("60", 60), ("200", 80)] {
+    for &(columns, widest) in columns {
         let output = Command::new(env!("CARGO_BIN_EXE_prefix-router"))
-            .args(["explain", "body"])
+            .args(line)
             .current_dir(folder.path())
             .env("COLUMNS", columns)
             .output()
@@ -175,6 +175,17 @@ fn an_explanation_fits_the_columns_that_are_named() {
         let full = found.is_some_and(|found| found <= widest && found + 8 > widest);
         assert!(full, "COLUMNS={columns}: {found:?}\n{text}");
     }
+}
+
+#[test]
+fn an_explanation_fits_the_columns_that_are_named() {
+    check_fits(["explain", "body"], &[("40", 40), ("60", 60), ("200", 80)]);
+}
+
+#[test]
+fn what_a_configuration_means_fits_the_columns_that_are_named() {
+    // At 40 a header's name alone is wider than what is left of a row.
+    check_fits(["check", "valid"], &[("60", 60), ("200", 80)]);
 }
 
 /// A server has something to end: what it started ends as it does after any other error.

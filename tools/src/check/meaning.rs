@@ -6,6 +6,8 @@ use prefix_router::config::{Config, DebugHeaders, HostSource, Mode, Pool, Routin
 use prefix_router::names;
 use prefix_router::payload::{CacheKey, Tools};
 
+use crate::report::table::wrap_to;
+
 const KIB: u32 = 1024;
 
 /// One line for each thing that the configuration decides.
@@ -58,8 +60,28 @@ pub(super) fn of(config: &Config) -> Vec<String> {
     lines
 }
 
+/// Columns before the text of a row.
+const INDENT: usize = 17;
+
 fn row(label: &str, text: &str) -> String {
-    format!("  {label:<14} {text}")
+    format!("{:<INDENT$}{text}", format!("  {label}"))
+}
+
+/// A line of [`of`] in lines of so many columns; what goes on of a row stands below its text.
+pub(super) fn folded(line: &str, columns: usize) -> Vec<String> {
+    let Some((label, text)) = line
+        .split_at_checked(INDENT)
+        .filter(|_| line.starts_with(' '))
+    else {
+        return wrap_to(line, columns);
+    };
+    let parts = wrap_to(text, columns - INDENT);
+    let rows = parts.into_iter().enumerate();
+    rows.map(|(number, part)| match number {
+        0 => format!("{label}{part}"),
+        _ => format!("{:INDENT$}{part}", ""),
+    })
+    .collect()
 }
 
 fn route(pool: &Pool) -> String {
@@ -100,7 +122,7 @@ fn routing(pool: &Pool) -> String {
             let gateways = if one_gateway {
                 "the only gateway"
             } else {
-                "any number of gateways (if this is the only one, gateways: one is more even)"
+                "any number of gateways (for a single one, gateways: one is more even)"
             };
             format!("adaptive: by as much of a prompt as many others share; {gateways}")
         }

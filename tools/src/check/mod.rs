@@ -12,7 +12,7 @@ mod surroundings;
 use std::io::Read as _;
 use std::path::PathBuf;
 
-use crate::print::say;
+use crate::print::{columns, say};
 use anyhow::{Context as _, Result, bail};
 use prefix_router::config::Config;
 use serde::Serialize;
@@ -104,7 +104,9 @@ fn print(finding: &Finding) -> Result<()> {
     for error in &finding.errors {
         say!("error: {error}")?;
     }
-    for line in &finding.meaning {
+    let columns = columns();
+    let meaning = finding.meaning.iter();
+    for line in meaning.flat_map(|line| meaning::folded(line, columns)) {
         say!("{line}")?;
     }
     for warning in &finding.warnings {
