@@ -47,7 +47,7 @@ pub struct Request {
     pub body_bytes_max: u32,
     /// Until a first body has ever come: how long a request waits for its own.
     pub body_wait_ms: u32,
-    /// How long a body may stand still before its request is released unrouted.
+    /// How long a body may stand still before its request is placed by what has come.
     pub body_idle_ms: u32,
     /// The header that separates tenants, in lower case.
     pub tenant_header: Option<String>,

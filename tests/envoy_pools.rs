@@ -226,6 +226,12 @@ async fn an_unknown_model_goes_where_the_own_route_leads_untouched_and_is_counte
         }
         let labels = [("pool", pool), ("reason", "no_pool")];
         assert_eq!(gateway.metric(ABSTAIN, &labels).await.unwrap(), 20.0);
+        for (model, pool) in [("llama-70b", DEFAULT_POOL), ("qwen-32b", OTHER_POOL)] {
+            let request = Request::chat(for_model(&prompt(1), model));
+            let answer = client.ok(request).await.unwrap();
+            let told = answer.header("x-prefix-router-pool");
+            assert_eq!(told.as_deref(), Some(pool));
+        }
         // It is counted in flight where it runs, though no pool chose that host.
         let mut held = Connection::open(gateway.address(), Protocol::Http1)
             .await

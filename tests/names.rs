@@ -33,8 +33,10 @@ fn listing() -> String {
     for header in [
         names::DEBUG_HOST,
         names::DEBUG_DECISION,
+        names::DEBUG_POOL,
         names::DEBUG_KEY,
         names::DEBUG_CHECKPOINT,
+        names::REASON_HEADER,
     ] {
         lines.push(format!("response header {header}"));
     }
