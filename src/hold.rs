@@ -1,14 +1,17 @@
 //! How much of a body may be held back while it is read.
 //!
 //! Guarantee: once the proxy has refused a body that we held, no worker holds one again that could
-//! be refused. Not here: reading bodies (payload/), letting them go (request.rs).
+//! be refused, until there is a new configuration. Not here: reading bodies (payload/), letting them
+//! go (request.rs).
 //!
 //! Envoy answers 413 when it has to buffer more than the connection, the HTTP/2 window or the
 //! route allows (ENVOY.md 5), and tells nobody beforehand. The shipped route raises its limit; other
 //! setups have 32 KiB. A body that is let go with its first bytes is never buffered, and one whose
-//! declared length is well below a refused one never exceeds what may be buffered.
+//! declared length is well below a refused one never exceeds what may be buffered. Nobody tells of a
+//! limit that was raised either, and to try would cost a client its request: what was learned holds
+//! as long as the configuration, which whoever raises the limit can renew.
 
-use crate::store::{CREATE, Store, StoreError};
+use crate::store::{self, Store, StoreError};
 
 /// The shared-data key of what was learned for a pool; its number is the layout's version. Pools
 /// are behind listeners with limits of their own.
@@ -44,18 +47,18 @@ pub fn learn(store: &impl Store, key: &str, buffered: u64) -> bool {
         if decode(seen.value.as_deref()).is_some_and(|known| known <= safe) {
             return false;
         }
-        let cas = if seen.value.is_some() {
-            seen.cas
-        } else {
-            CREATE
-        };
-        match store.write(key, &safe.to_le_bytes(), Some(cas)) {
+        match store.write(key, &safe.to_le_bytes(), Some(seen.cas)) {
             Ok(()) => return true,
             Err(StoreError::Stale) => {}
             Err(StoreError::Refused) => return false,
         }
     }
     false
+}
+
+/// There is a new configuration: the limits may be others.
+pub fn forget(store: &impl Store, key: &str) {
+    store::clear(store, key);
 }
 
 /// How many bytes of a body are waited for: what the configuration says, or less after a refusal.
@@ -101,6 +104,17 @@ mod tests {
         assert!(learn(&store, &ours, 4_000));
         assert_eq!(learned(&store, &ours), Some(1_000));
         assert_eq!(learned(&store, &other), None);
+    }
+
+    #[test]
+    fn what_was_learned_can_be_forgotten_and_learned_anew() {
+        let (store, ours) = (MemoryStore::new(), key("llm"));
+        forget(&store, &ours);
+        assert!(learn(&store, &ours, 4_000));
+        forget(&store, &ours);
+        assert_eq!(learned(&store, &ours), None);
+        assert!(learn(&store, &ours, 40_000));
+        assert_eq!(learned(&store, &ours), Some(10_000));
     }
 
     #[test]

@@ -4,10 +4,14 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use prefix_router::names::BODY_REFUSED;
-use serde_json::json;
-use tools::testkit::{Gateway, GatewayPlan, MockEngine, Protocol, Request, chat, sha256, words};
+use prefix_router::names::{BODY_REFUSED, UNREAD};
+use serde_json::{Value, json};
+use tools::harness::Plan;
+use tools::testkit::{
+    Gateway, GatewayPlan, MockEngine, Protocol, Request, chat, eventually, sha256, words,
+};
 
 const BOTH: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
 const SIZES: [usize; 5] = [31_000, 33_000, 65_000, 1_000_000, 8_000_000];
@@ -80,9 +84,7 @@ async fn without_the_route_limit_one_refusal_teaches_every_worker() {
         for (round, bytes) in (0..4).flat_map(|round| SIZES.map(|bytes| (round, bytes))) {
             let body = body_of(bytes);
             let whole = Request::chat(body.clone());
-            let pieces = whole
-                .clone()
-                .cut_every(10_000, std::time::Duration::ZERO, &[]);
+            let pieces = whole.clone().cut_every(10_000, Duration::ZERO, &[]);
             for request in [whole, pieces] {
                 let answer = client.send(request).await.unwrap();
                 if answer.status == 413 {
@@ -119,4 +121,48 @@ async fn without_the_route_limit_one_refusal_teaches_every_worker() {
         }
         gateway.quiet().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn with_a_raised_limit_and_a_new_configuration_bodies_are_read_whole_again() {
+    let engines = MockEngine::start_many(3).await.unwrap();
+    let plan = without_route_limit(small_buffers(Gateway::of(&engines)));
+    let gateway = plan.edit(Plan::listeners_from_file).start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let refused = client.send(Request::chat(body_of(65_000))).await.unwrap();
+    assert_eq!(refused.status, 413);
+    let raise = |listeners: &mut Value| {
+        let http = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
+        let http = listeners.pointer_mut(http).unwrap();
+        http["route_config"]["virtual_hosts"][0]["request_body_buffer_limit"] = json!(10_485_760);
+        let text = "/http_filters/0/typed_config/config/configuration/value";
+        let text = http.pointer_mut(text).unwrap();
+        let mut config: Value = serde_json::from_str(text.as_str().unwrap()).unwrap();
+        config["debug_headers"] = json!("always");
+        *text = Value::from(config.to_string());
+        Ok(())
+    };
+    gateway.envoy().edit_listeners(raise).await.unwrap();
+    // The workers take the new listener one after another.
+    let newest = eventually(Duration::from_secs(20), async || {
+        let mut is_newest = true;
+        for _ in 0..8 {
+            let client = gateway.client(Protocol::Http1);
+            let answer = client.ok(Request::chat(body_of(3000))).await.unwrap();
+            is_newest &= answer.header("x-prefix-router-decision").is_some();
+        }
+        is_newest
+    });
+    assert!(newest.await, "the old listener still serves");
+    let cut = async || {
+        let cut = gateway.metric(UNREAD, &[("reason", "truncated")]).await;
+        cut.unwrap()
+    };
+    let cut_before = cut().await;
+    for _ in 0..10 {
+        let client = gateway.client(Protocol::Http1);
+        client.ok(Request::chat(body_of(65_000))).await.unwrap();
+    }
+    gateway.quiet().await.unwrap();
+    assert_eq!(cut().await, cut_before);
 }

@@ -51,6 +51,8 @@ impl Worker {
     pub fn new(config: Config, owner: u64) -> Self {
         let default = config.pools.iter().position(|pool| pool.default);
         let first = config.pools.first().map_or("", |pool| pool.name.as_str());
+        let hold_key = hold::key(first);
+        hold::forget(&Shared, &hold_key);
         Self {
             pools: config
                 .pools
@@ -61,8 +63,8 @@ impl Worker {
             no_pool: default.is_none().then(|| Metrics::new(names::NO_POOL)),
             watchdog: RefCell::default(),
             ledger: Ledger::of(owner, host::now_ms()),
-            hold_seen: Cell::new(hold::learned(&Shared, &hold::key(first))),
-            hold_key: hold::key(first),
+            hold_seen: Cell::default(),
+            hold_key,
             hosts_version: Cell::new(0),
             plan: ReadPlan::new(&config.read),
             sampler: Cell::new(Sampler::new(config.learning.sample)),
@@ -160,8 +162,9 @@ impl Worker {
         if is_news {
             error!(
                 "Envoy refuses bodies that are held to be read (413, at {buffered} bytes): set \
-                 request_body_buffer_limit of the virtual host above body_bytes_max; until then \
-                 large bodies are placed by their first bytes"
+                 request_body_buffer_limit of the virtual host above body_bytes_max; large bodies \
+                 are placed by their first bytes until Envoy restarts or the filter gets another \
+                 configuration"
             );
         }
     }
