@@ -7,8 +7,13 @@
 
 use xxhash_rust::xxh64::{Xxh64, xxh64};
 
-/// The version of everything that is hashed. A change of it makes every cache of a fleet cold.
-pub const HASH_FORMAT: u32 = 1;
+/// The version of everything that is hashed: gateways of two formats disagree about some prompts at
+/// least.
+pub const HASH_FORMAT: u32 = 2;
+
+/// The last format in which every hash changed. It is their seed: a text and the same text in a
+/// format before it never meet, and a change of it makes every cache of a fleet cold.
+const HASH_SEED: u64 = 1;
 
 /// Bytes of text that count as one token until a ratio is learned (ROUTING.md 6: "bytes/4").
 pub const BYTES_PER_TOKEN: u64 = 4;
@@ -138,7 +143,8 @@ pub struct Prompt {
     pub messages: u32,
     /// Prompts in the body: 1, or the length of a batch. Its first one makes the checkpoints.
     pub prompts: u32,
-    /// In `fixed` mode: the hash of the first `prefix_length` characters.
+    /// In `fixed` mode: the hash of the first `prefix_length` characters; `None` if there are none,
+    /// and the whole prompt is the key.
     pub fixed: Option<u64>,
     /// `prompt_cache_key`, hashed.
     pub cache_key: Option<u64>,
@@ -301,25 +307,27 @@ pub struct Chain {
     fixed: Option<Fixed>,
 }
 
-/// The first characters of the text, for `fixed` mode.
+/// The first characters of the prompt, for `fixed` mode: of its text, its token ids and its media.
 #[derive(Clone)]
 struct Fixed {
     hash: Xxh64,
     left: u32,
     /// What follows the last character has been seen.
     done: bool,
+    /// Nothing has come.
+    empty: bool,
 }
 
 impl Fixed {
     /// A character of text is counted at its first byte: the bytes that continue one come along.
-    /// Of a body that is no text to us every byte counts.
+    /// Of token ids, and of a body that is no text to us, every byte counts.
     fn text(&mut self, bytes: &[u8], part: Part) {
         if self.done {
             return;
         }
         let mut end = bytes.len();
         for (at, byte) in bytes.iter().enumerate() {
-            if part == Part::Raw || byte & 0xc0 != 0x80 {
+            if part != Part::Text || byte & 0xc0 != 0x80 {
                 if self.left == 0 {
                     self.done = true;
                     end = at;
@@ -330,19 +338,31 @@ impl Fixed {
         }
         if let Some(bytes) = bytes.get(..end) {
             self.hash.update(bytes);
+            self.empty &= bytes.is_empty();
+        }
+    }
+
+    /// What begins in front of the prefix's end is in it as a whole, and counts as it does in
+    /// positions.
+    fn atom(&mut self, hash: u64, bytes: u64) {
+        self.done |= self.left == 0;
+        if !self.done {
+            self.hash.update(&hash.to_le_bytes());
+            self.empty = false;
+            self.left = self
+                .left
+                .saturating_sub(u32::try_from(bytes).unwrap_or(u32::MAX));
+            self.done = self.left == 0;
         }
     }
 }
-
-/// Seed of every chain: a text and the same text in another format never meet.
-const CHAIN_SEED: u64 = HASH_FORMAT as u64;
 
 impl Chain {
     /// An empty chain. `fixed`: the characters whose hash `fixed` mode wants.
     #[must_use]
     pub fn new(fixed: Option<u32>) -> Self {
         Self {
-            before: CHAIN_SEED,
+            before: HASH_SEED,
             open: None,
             part: Part::Text,
             part_start: 0,
@@ -356,9 +376,10 @@ impl Chain {
             messages: 0,
             system_first: false,
             fixed: fixed.map(|left| Fixed {
-                hash: Xxh64::new(CHAIN_SEED),
+                hash: Xxh64::new(HASH_SEED),
                 left,
                 done: false,
+                empty: true,
             }),
         }
     }
@@ -378,7 +399,7 @@ impl Chain {
     /// Whether nothing has come.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.before == CHAIN_SEED && self.open.is_none()
+        self.before == HASH_SEED && self.open.is_none()
     }
 
     /// The hash of everything so far.
@@ -390,9 +411,14 @@ impl Chain {
     /// In `fixed` mode: the hash of the first characters, and how many were missing.
     #[must_use]
     pub fn fixed(&self) -> Option<(u64, u32)> {
-        self.fixed
-            .as_ref()
-            .map(|fixed| (fixed.hash.digest(), fixed.left))
+        let fixed = self.fixed.as_ref()?;
+        Some((fixed.hash.digest(), fixed.left))
+    }
+
+    /// Whether nothing has come that `fixed` mode counts: tool calls and reasoning are not.
+    #[must_use]
+    pub fn fixed_is_empty(&self) -> bool {
+        self.fixed.as_ref().is_none_or(|fixed| fixed.empty)
     }
 
     /// Where the first message ends, if it has a system prompt's role.
@@ -458,7 +484,7 @@ impl Sink for Chain {
     }
 
     fn text(&mut self, bytes: &[u8]) {
-        if let (Some(fixed), Part::Text | Part::Raw) = (&mut self.fixed, self.part) {
+        if let (Some(fixed), Part::Text | Part::Raw | Part::Tokens) = (&mut self.fixed, self.part) {
             fixed.text(bytes, self.part);
         }
         let mut rest = bytes;
@@ -484,6 +510,9 @@ impl Sink for Chain {
 
     fn atom(&mut self, part: Part, hash: u64, bytes: u64) {
         self.before = mix(mix(self.before, part.tag()), hash);
+        if let Some(fixed) = &mut self.fixed {
+            fixed.atom(hash, bytes);
+        }
         self.position = self.position.saturating_add(bytes);
         if self.position >= self.next_rung {
             self.rung();
@@ -544,5 +573,5 @@ pub fn mix(left: u64, right: u64) -> u64 {
     let (head, tail) = bytes.split_at_mut(8);
     head.copy_from_slice(&left.to_le_bytes());
     tail.copy_from_slice(&right.to_le_bytes());
-    xxh64(&bytes, u64::from(HASH_FORMAT))
+    xxh64(&bytes, HASH_SEED)
 }

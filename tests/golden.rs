@@ -93,6 +93,13 @@ fn bodies() -> Vec<(&'static str, &'static str, Value)> {
             json!({"prompt": (0..2000).collect::<Vec<u32>>()}),
         ),
         (
+            "image",
+            CHAT,
+            json!({"messages": [{"role": "user", "content": [
+                {"type": "image_url", "image_url": {"url": "https://cdn/a"}},
+                {"type": "text", "text": text("question 0", 900)}]}]}),
+        ),
+        (
             "native",
             "/invocations",
             json!({"inputs": text("input", 5000)}),

@@ -107,3 +107,26 @@ fn what_is_no_prompt_is_keyed_on_its_bytes() {
     let native = raw(r#"{"inputs":"text","parameters":{"temperature":1}}"#);
     assert_eq!((native.api, native.bytes), ("tgi_generate", 4));
 }
+
+/// The whole prompt is the key then: one hash of nothing would give all such prompts one home.
+#[test]
+fn in_fixed_mode_what_has_nothing_that_counts_has_no_prefix() {
+    let options = ReadOptions {
+        prefix_length: Some(1024),
+        ..ReadOptions::default()
+    };
+    let fixed = |content: &str| {
+        let body = format!(r#"{{"messages":[{{"role":"assistant",{content}}}]}}"#);
+        let head = Head {
+            path: CHAT.as_bytes(),
+            ..Head::default()
+        };
+        let mut reader = Reader::new(&head, &options);
+        reader.feed(body.as_bytes());
+        reader.finish(End::Whole).fixed
+    };
+    assert_eq!(fixed(r#""tool_calls":[{"function":{"name":"a"}}]"#), None);
+    assert_eq!(fixed(r#""reasoning":"a""#), None);
+    assert_eq!(fixed(r#""content":"""#), None);
+    assert!(fixed(r#""content":"a""#).is_some());
+}

@@ -327,7 +327,13 @@ impl Rendered {
     }
 
     /// The system prompt in front; if it is shorter than the prefix, the conversation follows.
+    /// `None` if neither has anything that counts.
     fn fixed(&self) -> Option<u64> {
+        let system = self.system.as_ref().map(|(_, chain)| chain);
+        let mut chains = system.into_iter().chain(&self.conversation);
+        if chains.all(Chain::fixed_is_empty) {
+            return None;
+        }
         let system = self.system.as_ref().and_then(|(_, chain)| chain.fixed());
         let conversation = self.conversation.as_ref().and_then(Chain::fixed);
         match (system, conversation) {
