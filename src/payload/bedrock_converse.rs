@@ -10,7 +10,7 @@ pub(super) const FAMILY: Family = Family {
     member: |key| match key {
         b"system" => Some(Node::System),
         b"messages" => Some(Node::Messages),
-        b"toolConfig" => Some(Node::Body),
+        b"toolConfig" => Some(Node::Parameters),
         _ => None,
     },
     ..Family::DEFAULT

@@ -19,8 +19,16 @@ pub(super) fn member(key: &[u8]) -> Node {
         b"chat_template" => Node::Seed(Seed::Template),
         b"documents" => Node::Seed(Seed::Documents),
         b"previous_response_id" | b"conversation" => Node::EngineState,
-        // TGI's and Vertex's `parameters` hold `adapter_id`.
-        b"parameters" => Node::Body,
+        b"parameters" => Node::Parameters,
+        _ => Node::Skip,
+    }
+}
+
+/// What may lie in `parameters`: TGI's and Vertex's hold `adapter_id`, Triton's `stream`,
+/// DashScope's `tools`. No server takes a prompt or a model from there.
+pub(super) fn parameter(key: &[u8]) -> Node {
+    match member(key) {
+        node @ (Node::Stream | Node::Tools | Node::Seed(_)) => node,
         _ => Node::Skip,
     }
 }

@@ -9,6 +9,9 @@ pub(super) enum Node {
     Skip,
     /// An object whose members the families name.
     Body,
+    /// An object beside the prompt, of which only what goes with a prompt is read: no prompt, no
+    /// model.
+    Parameters,
     /// On the way to what JSON pointers name: which of them, and how many segments are done.
     Pointed(u32, u8),
     /// A prompt without roles: text, token ids, a batch of either, or messages after all.

@@ -235,6 +235,7 @@ impl<S: Sink> Walker<S> {
         };
         match frame.node {
             Node::Body => self.body_member(key),
+            Node::Parameters => common::parameter(key),
             Node::Batch => Node::Batch,
             Node::Pointed(set, depth) => self.pointed(set, depth, key),
             Node::Message => message::member(key),
@@ -398,7 +399,9 @@ impl<S: Sink> Walker<S> {
                 self.unname();
                 self.push(node, container)
             }
-            Node::Body | Node::Block | Node::ReasoningBlock | Node::Call if object => {
+            Node::Body | Node::Parameters | Node::Block | Node::ReasoningBlock | Node::Call
+                if object =>
+            {
                 self.push(node, container)
             }
             Node::Calls if object => self.push(Node::Call, container),

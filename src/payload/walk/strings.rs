@@ -185,7 +185,12 @@ impl<S: Sink> Walker<S> {
                 self.ended(self.ends);
             }
             Open::Skipped(_) | Open::Behind(_) => self.ended(self.ends),
-            Open::Captured(Node::Model) => self.model = Some(self.capture.clone()),
+            Open::Captured(Node::Model) => {
+                // A body inside the body names the model only if the outer one does not.
+                if self.stack.len() == 1 || self.model.is_none() {
+                    self.model = Some(self.capture.clone());
+                }
+            }
             Open::Captured(Node::Role) => self.role = Some(self.captured()),
             Open::Captured(Node::Kind) => self.kind = Some(self.captured()),
             Open::Captured(_) => self.name = Some(self.captured()),
