@@ -367,15 +367,35 @@ fn a_large_cluster_is_listed_now_and_then_and_when_its_gauges_change() {
     assert!(is_list(&source.ask(1500)));
     only(source.answer(list(500, 8).as_bytes()));
 
-    // It recovers, and one is gone.
+    // It recovers, and one is gone: what recovers is usable as soon as the list says so.
     assert!(!is_list(&source.ask(2000)));
-    assert_eq!(failed(&only(source.answer(gauges(499, 7).as_bytes()))), 8);
+    assert_eq!(failed(&only(source.answer(gauges(499, 7).as_bytes()))), 9);
     assert!(is_list(&source.ask(2500)));
     only(source.answer(list(499, 7).as_bytes()));
 
     assert!(!is_list(&source.ask(12_499)));
     only(source.answer(gauges(499, 7).as_bytes()));
     assert!(is_list(&source.ask(12_500)));
+}
+
+#[test]
+fn a_host_that_recovers_in_a_large_cluster_is_failed_until_the_list_tells_its_priority() {
+    let mut source = AdminSource::new(["a:b"]);
+    let second = r#""priority": 1, "health_status""#;
+    let listed = |failed| list(300, failed).replacen(r#""health_status""#, second, 1);
+    source.ask(0);
+    only(source.answer(listed(1).as_bytes()));
+    assert!(!is_list(&source.ask(500)));
+    let reports = only(source.answer(gauges(300, 0).as_bytes()));
+    assert_eq!(failed(&reports), 1);
+    assert!(is_list(&source.ask(1000)));
+    let reports = only(source.answer(listed(0).as_bytes()));
+    let standby = |report: &&HostReport| report.state == State::Standby;
+    assert_eq!(reports.iter().filter(standby).count(), 1);
+    // While it stays well, nothing is asked for.
+    assert!(!is_list(&source.ask(1500)));
+    only(source.answer(gauges(300, 0).as_bytes()));
+    assert!(!is_list(&source.ask(2000)));
 }
 
 #[test]

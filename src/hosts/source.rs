@@ -127,35 +127,31 @@ impl Cluster {
         }
         let mut changed = gauges.len() != self.known.len();
         for host in &mut self.known {
-            let state = match gauges.get(in_stats(&host.address).as_str()) {
-                None => State::Failed,
-                Some(gauge) => {
-                    host.active = Some(gauge.active);
-                    match host.degraded {
-                        // The gauge is 0 for it whether it serves or not.
-                        true => host.state,
-                        false => state_by_gauge(host.state, gauge.healthy),
-                    }
-                }
+            let Some(gauge) = gauges.get(in_stats(&host.address).as_str()) else {
+                changed |= host.state != State::Failed;
+                host.state = State::Failed;
+                continue;
             };
-            changed |= state != host.state;
-            host.state = state;
+            host.active = Some(gauge.active);
+            match (host.state, gauge.healthy) {
+                // The gauge is 0 for it whether it serves or not.
+                _ if host.degraded => {}
+                // Whether its priority is in use only the list says.
+                (State::Failed, true) => changed = true,
+                (State::Usable | State::Standby, false) => {
+                    changed = true;
+                    host.state = State::Failed;
+                }
+                _ => {}
+            }
         }
         changed
     }
 }
 
-/// The gauge is 1 for a host that is healthy and neither degraded nor draining.
-fn state_by_gauge(state: State, healthy: bool) -> State {
-    match (state, healthy) {
-        (State::Failed, true) => State::Usable,
-        (State::Usable | State::Standby, false) => State::Failed,
-        (state, _) => state,
-    }
-}
-
 #[derive(Clone, Copy, Debug, Default)]
 struct Gauges {
+    /// Neither degraded nor draining, too.
     healthy: bool,
     active: u32,
 }
