@@ -480,15 +480,15 @@ impl Router {
             key: Some(plan.key),
             position: plan.position,
             expected,
-            sent: self.sent(plan, request, waiting, now_ms),
+            sent: self.sent(plan.stream, request, waiting, now_ms),
         })
     }
 
     /// Ends the pending tokens of an answer in one piece by time.
-    fn sent(&self, plan: &Plan, request: &mut Request, waiting: u32, at_ms: u64) -> Option<Sent> {
+    fn sent(&self, stream: bool, request: &mut Request, waiting: u32, at_ms: u64) -> Option<Sent> {
         let seat = request.seat()?;
         let mut prefill = self.prefill.borrow_mut();
-        let due = match plan.stream {
+        let due = match stream {
             true => None,
             false => prefill.take_over(request, waiting, at_ms),
         };
@@ -496,9 +496,26 @@ impl Router {
             at_ms,
             seat,
             waiting,
-            stream: plan.stream,
+            stream,
             due,
         })
+    }
+
+    /// The body of a placed request ended. If it had not when it was placed, its prompt's time
+    /// begins now.
+    pub fn uploaded(
+        &self,
+        placed: &mut Placed,
+        request: &mut Request,
+        now_ms: impl FnOnce() -> u64,
+    ) -> Changes {
+        let changes = request.uploaded();
+        if let Some(sent) = placed.sent
+            && changes != NO_CHANGES
+        {
+            placed.sent = self.sent(sent.stream, request, sent.waiting, now_ms());
+        }
+        changes
     }
 
     /// The answer to a placed request comes, or its end: what is still pending of it is its own
@@ -614,7 +631,7 @@ impl Router {
             let waiting = waiting(loads, &placement, pending);
             Ok((self.or_reject(placement), pending, waiting))
         })?;
-        let sent = self.sent(plan, request, waiting.unwrap_or_default(), now_ms);
+        let sent = self.sent(plan.stream, request, waiting.unwrap_or_default(), now_ms);
         Ok(Placed {
             placement,
             key: Some(plan.key),

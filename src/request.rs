@@ -72,6 +72,8 @@ enum Stage {
 pub struct Request {
     stage: Stage,
     booking: Option<Booking>,
+    /// While its body has yet to end after it was placed: the tokens that are pending from then on.
+    uploads: Option<u32>,
     /// Whether its end is that of a complete answer, which then settles it.
     complete: bool,
     ended: bool,
@@ -82,6 +84,7 @@ impl Default for Request {
         Self {
             stage: Stage::New,
             booking: None,
+            uploads: None,
             complete: false,
             ended: false,
         }
@@ -160,6 +163,12 @@ impl Request {
         }
     }
 
+    /// It is to be placed before its body has ended. As long as that lasts its host waits for the
+    /// client, and nobody for the host: nothing of it is pending.
+    pub fn still_uploads(&mut self) {
+        self.uploads = Some(0);
+    }
+
     /// Runs `decide` on the current loads and, if it `books`, its first host in the same
     /// transaction. `decide` also gives the tokens that this host has yet to compute, and what the caller wants
     /// to keep. If it fails, nothing is booked and the request can be placed again.
@@ -182,22 +191,38 @@ impl Request {
                 let first = placement.hosts.first().filter(|_| books);
                 let booking = first.map(|host| Booking {
                     seat: host.seat,
-                    pending,
+                    pending: self.uploads.map_or(pending, |_| 0),
                 });
                 (
-                    Ok((placement, (booking, kept))),
+                    Ok((placement, (booking, pending, kept))),
                     [booking.map(Change::Book), None],
                 )
             }
         })?;
-        let (booking, kept) = kept;
+        let (booking, pending, kept) = kept;
         self.booking = booking;
+        self.uploads = self.uploads.map(|_| pending);
         Ok((placement, Some(kept)))
+    }
+
+    /// The body of a request that was placed before ended: its host has all of it.
+    pub fn uploaded(&mut self) -> Changes {
+        let pending = self.uploads.take().unwrap_or_default();
+        match &mut self.booking {
+            Some(own) if pending > 0 => {
+                let left = *own;
+                own.pending = pending;
+                [Some(Change::Release(left)), Some(Change::Book(*own))]
+            }
+            _ => NO_CHANGES,
+        }
     }
 
     /// The host that answers became known; `None` if it is not one of ours. A request that a
     /// retry or the proxy's own policy sent elsewhere is counted there.
     pub fn served_by(&mut self, seat: Option<Seat>) -> Changes {
+        // One that answers before the body has ended is not waited for any more.
+        self.uploads = None;
         if self.ended || self.booking.map(|booking| booking.seat) == seat {
             return NO_CHANGES;
         }

@@ -1,7 +1,8 @@
 //! Engines that take requests and answer none, though their health check is answered well.
 //!
 //! Guarantee: a host is only held against the rest of its pool: while the others answer no more
-//! than it does, it is not stalled, so a pool that is slow as a whole loses nobody. Not here: where
+//! than it does, it is not stalled, so a pool that is slow as a whole loses nobody. A request whose
+//! body has not ended is not pending (request.rs), so a client's slow upload is no silence. Not here: where
 //! its prompts go instead (a stalled host is not usable, so to the next in their order).
 //!
 //! Its load alone does not empty such a host: what it holds in its cache is worth thousands of
@@ -109,9 +110,16 @@ impl Stalls {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
     use super::*;
     use crate::fleet::{self, Fleet};
+    use crate::index::HostRef;
     use crate::load::{self, Booking, Change, Ledger, Seat};
+    use crate::placement::HostId;
+    use crate::prefix::Key;
+    use crate::request::Request;
+    use crate::route::{self, Bounds, Candidate};
     use crate::store::MemoryStore;
 
     const HOSTS: [&str; 3] = ["a:1", "b:1", "c:1"];
@@ -264,6 +272,37 @@ mod tests {
         pool.poll(0);
         assert!(pool.others_answer(59_000).is_empty());
         assert_eq!(pool.others_answer(2000), ["a:1"], "for so long, it is one");
+    }
+
+    #[test]
+    fn a_request_is_waited_for_from_the_end_of_its_body_on() {
+        let mut pool = Pool::new();
+        let host = Candidate {
+            seat: pool.seat("a:1"),
+            id: HostId::of("a:1"),
+            known_as: HostRef::new(pool.seat("a:1"), 0),
+            weight: 1,
+            far: false,
+            joining: false,
+        };
+        let mut request = Request::default();
+        request.still_uploads();
+        let placed = request.place(&pool.store, &pool.ledger, true, |loads| {
+            let bounds = Bounds {
+                limit: None,
+                panic_rule: false,
+            };
+            let placement = route::decide(Key(1), &[host], loads, bounds);
+            Ok::<_, Infallible>((placement, 100, ()))
+        });
+        assert!(placed.is_ok());
+        pool.poll(0);
+        assert!(pool.others_answer(120_000).is_empty(), "it has not ended");
+        let changes = request.uploaded();
+        pool.ledger.transact(&pool.store, |_| ((), changes));
+        pool.poll(0);
+        assert!(pool.others_answer(4500).is_empty(), "too early");
+        assert_eq!(pool.others_answer(1000), ["a:1"]);
     }
 
     #[test]

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tools::harness::Plan;
 use tools::testkit::{
-    Behaviour, Client, Connection, Gateway, GatewayPlan, MockEngine, Protocol, Request, admin_page,
-    chat, eventually, prompt_of, words,
+    Behaviour, Body, Client, Connection, Gateway, GatewayPlan, MockEngine, Piece, Protocol,
+    Request, admin_page, chat, eventually, prompt_of, words,
 };
 
 const SOON: Duration = Duration::from_secs(20);
@@ -556,4 +556,53 @@ async fn before_any_traffic_a_dead_engine_is_checked_four_times_as_often_as_one_
     assert!((11..=17).contains(&made[0]), "{made:?}");
     assert!((2..=5).contains(&made[1]), "{made:?}");
     envoy.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_uploads_slowly_costs_no_host_its_place() {
+    let engines = MockEngine::start_many(3).await.unwrap();
+    let config = json!({"request": {"body_idle_ms": 1000}});
+    let gateway = Gateway::of(&engines).config(config).start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let begin = br#"{"stream":true,"messages":[{"role":"user","content":"hello"#;
+    // The second piece comes too late to be waited for: the request is placed by the first.
+    let slow = Body::Pieces {
+        pieces: [(0, &begin[..]), (1500, b"b")]
+            .map(|(ms, bytes)| Piece {
+                after: Duration::from_millis(ms),
+                bytes: bytes.to_vec().into(),
+            })
+            .into(),
+        trailers: Vec::new(),
+        never_ends: true,
+    };
+    let address = gateway.address();
+    let upload = tokio::spawn(async move {
+        let mut connection = Connection::open(address, Protocol::Http1).await.unwrap();
+        let _ = connection.start(Request::chat("").body(slow)).await;
+    });
+    let has_it = |engine: &&MockEngine| engine.in_flight() == 1;
+    assert!(eventually(SOON, async || engines.iter().any(|own| has_it(&own))).await);
+    let victim = engines.iter().find(has_it).unwrap().name();
+    let mut others = Vec::new();
+    for prefix in 0..60 {
+        if client.host(prompt_of(prefix)).await.unwrap() != victim {
+            others.push(prefix);
+        }
+    }
+    // Silent for longer than the 5 s and a quarter of a millisecond a token that an engine may be.
+    let started = Instant::now();
+    for prefix in others.iter().cycle() {
+        client.host(prompt_of(*prefix)).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let stalled = gateway
+            .metric(HOSTS, &[("state", "stalled")])
+            .await
+            .unwrap();
+        assert_eq!(stalled, 0.0, "after {:?}", started.elapsed());
+        if started.elapsed() > Duration::from_secs(9) {
+            break;
+        }
+    }
+    upload.abort();
 }

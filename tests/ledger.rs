@@ -51,13 +51,16 @@ impl Store for Flaky {
 /// One callback or one event. Numbers choose among what is there, modulo how many there are.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A request is placed.
+    /// A request is placed, perhaps before its body has ended.
     Place {
         worker: usize,
         key: u64,
         pending: u32,
         stream: bool,
+        uploads: bool,
     },
+    /// The body of a request ends.
+    Uploaded { request: usize },
     /// Response headers name the host; `None` is a host that is not ours.
     ServedBy { request: usize, host: Option<usize> },
     /// The first byte of an answer.
@@ -90,19 +93,20 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let any = || any::<usize>();
+    let any_request = || any::<usize>();
     let step = prop_oneof![
-        8 => (0..WORKERS, 0..12_u64, 0..5000_u32, proptest::bool::ANY)
-            .prop_map(|(worker, key, pending, stream)| {
-                Step::Place { worker, key, pending, stream }
+        8 => (0..WORKERS, 0..12_u64, 0..5000_u32, any::<bool>(), any::<bool>())
+            .prop_map(|(worker, key, pending, stream, uploads)| {
+                Step::Place { worker, key, pending, stream, uploads }
             }),
+        4 => any_request().prop_map(|request| Step::Uploaded { request }),
         4 => (0..1000_u64).prop_map(|ms| Step::Pass { ms }),
-        4 => (any(), proptest::option::weighted(0.9, 0..HOSTS))
+        4 => (any_request(), proptest::option::weighted(0.9, 0..HOSTS))
             .prop_map(|(request, host)| Step::ServedBy { request, host }),
-        4 => any().prop_map(|request| Step::Answered { request }),
-        2 => any().prop_map(|request| Step::Completed { request }),
-        2 => any().prop_map(|request| Step::Failed { request }),
-        8 => any().prop_map(|request| Step::End { request }),
+        4 => any_request().prop_map(|request| Step::Answered { request }),
+        2 => any_request().prop_map(|request| Step::Completed { request }),
+        2 => any_request().prop_map(|request| Step::Failed { request }),
+        8 => any_request().prop_map(|request| Step::End { request }),
         1 => (0..WORKERS).prop_map(|worker| Step::Panic { worker }),
         1 => (0..HOSTS).prop_map(|host| Step::Repair { host }),
         1 => (0..WORKERS).prop_map(|worker| Step::Reload { worker }),
@@ -128,6 +132,8 @@ struct Tracked {
     /// `None` after its VM has died.
     ledger: Option<usize>,
     counted: Option<Counted>,
+    /// What is pending once its body has ended.
+    uploads: Option<u32>,
     complete: bool,
     /// Where its VM keeps its pending tokens, and until when, if the answer is not streamed.
     due: Option<(Due, u64)>,
@@ -247,7 +253,9 @@ impl World {
                 key,
                 pending,
                 stream,
-            } => self.place(worker, key, pending, stream),
+                uploads,
+            } => self.place(worker, key, pending, stream, uploads),
+            Step::Uploaded { request } => self.uploaded(request),
             Step::ServedBy { request, host } => self.served_by(request, host),
             Step::Answered { request } => {
                 let Some(n) = self.chosen(request) else {
@@ -358,11 +366,14 @@ impl World {
         }
     }
 
-    fn place(&mut self, worker: usize, key: u64, pending: u32, stream: bool) {
+    fn place(&mut self, worker: usize, key: u64, pending: u32, stream: bool, uploads: bool) {
         let ledger = self.current[worker];
         self.taken_back.remove(&ledger);
         let (hosts, bounds) = (self.candidates(), self.bounds);
         let mut request = Request::default();
+        if uploads {
+            request.still_uploads();
+        }
         let placement = request.place(&self.store, &self.ledgers[ledger], true, |loads| {
             let placement = route::decide(Key(key), &hosts, loads, bounds);
             let waiting = loads.of(placement.hosts[0].seat).pending + pending;
@@ -379,11 +390,30 @@ impl World {
         self.requests.push(Tracked {
             request,
             ledger: Some(ledger),
-            counted: Some(Counted { seat, pending }),
+            counted: Some(Counted {
+                seat,
+                pending: if uploads { 0 } else { pending },
+            }),
+            uploads: uploads.then_some(pending),
             complete: false,
             due: due.map(|due| (due, at_ms)),
             ended: false,
         });
+    }
+
+    fn uploaded(&mut self, request: usize) {
+        let Some(n) = self.chosen(request) else {
+            return;
+        };
+        let tracked = &mut self.requests[n];
+        let changes = tracked.request.uploaded();
+        if let (Some(counted), Some(pending)) = (&mut tracked.counted, tracked.uploads.take())
+            && pending > 0
+        {
+            counted.pending = pending;
+        }
+        let ledger = tracked.ledger.unwrap();
+        self.write(ledger, changes);
     }
 
     fn served_by(&mut self, request: usize, host: Option<usize>) {
@@ -394,6 +424,7 @@ impl World {
         let seat = host.map(|host| self.seats[host]);
         let tracked = &mut self.requests[n];
         let changes = tracked.request.served_by(seat);
+        tracked.uploads = None;
         if !tracked.ended {
             let pending = tracked.counted.map_or(0, |counted| counted.pending);
             tracked.counted = seat.map(|seat| Counted { seat, pending });
@@ -540,6 +571,7 @@ fn no_interleaving_of_workers_exceeds_the_limit_while_there_is_room() {
             key: 7,
             pending: 10,
             stream: true,
+            uploads: false,
         });
         world.check();
     }

@@ -184,8 +184,21 @@ impl Http {
                 Next::Read { start, len } => {
                     self.request.feed(&host::request_body(start, len), len);
                 }
-                Next::Place(end) => return self.place(end),
+                Next::Place(read) => {
+                    if !end {
+                        self.request.still_uploads();
+                    }
+                    return self.place(read);
+                }
             }
+        }
+    }
+
+    /// The body ends, before or after the request is placed.
+    fn uploaded(&mut self) {
+        let worker = Rc::clone(&self.worker);
+        if let (Some(pool), Some(placed)) = (worker.pool(self.pool), &mut self.placed) {
+            worker.write(pool.uploaded(placed, &mut self.request));
         }
     }
 
@@ -366,11 +379,15 @@ impl HttpContext for Http {
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         self.hooks.at("request_body");
         self.buffered = size as u64;
+        if end_of_stream {
+            self.uploaded();
+        }
         self.read(end_of_stream)
     }
 
     fn on_http_request_trailers(&mut self, _count: usize) -> Action {
         // With trailers, no body callback ever says that the body ends (ENVOY.md 5).
+        self.uploaded();
         self.read(true)
     }
 

@@ -74,6 +74,11 @@ impl Pool {
         }
     }
 
+    /// The body of a placed request ended.
+    pub fn uploaded(&self, placed: &mut Placed, request: &mut Request) -> Changes {
+        self.router.uploaded(placed, request, host::now_ms)
+    }
+
     /// The answer to a placed request comes, or its end.
     pub fn give_back(&self, placed: &Placed, request: &mut Request) -> Changes {
         self.router.give_back(placed, request)
