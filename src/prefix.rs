@@ -307,11 +307,21 @@ pub struct Chain {
     fixed: Option<Fixed>,
 }
 
+/// Steps of the prefix at which its hash is kept: a conversation does not know yet how much of the
+/// prefix a system prompt leaves, which may come behind it. 32 × 8 bytes a section, and a step of 32
+/// characters of the least prefix, 1024.
+const FIXED_STEPS: u32 = 32;
+
 /// The first characters of the prompt, for `fixed` mode: of its text, its token ids and its media.
 #[derive(Clone)]
 struct Fixed {
     hash: Xxh64,
+    length: u32,
     left: u32,
+    /// The hash at the end of each step that something came behind.
+    steps: Vec<u64>,
+    /// What is left at the end of the next one.
+    step_end: u32,
     /// What follows the last character has been seen.
     done: bool,
     /// Nothing has come.
@@ -319,13 +329,50 @@ struct Fixed {
 }
 
 impl Fixed {
+    fn new(length: u32) -> Self {
+        let mut fixed = Self {
+            hash: Xxh64::new(HASH_SEED),
+            length,
+            left: length,
+            steps: Vec::new(),
+            step_end: length,
+            done: false,
+            empty: true,
+        };
+        fixed.step_end = length.saturating_sub(fixed.step());
+        fixed
+    }
+
+    fn step(&self) -> u32 {
+        (self.length / FIXED_STEPS).max(1)
+    }
+
+    /// Keeps the hash for every step that has been come to, before what begins there. An image ends
+    /// all the steps that it fills.
+    fn steps_end(&mut self) {
+        while self.left <= self.step_end && self.step_end > 0 {
+            self.steps.push(self.hash.digest());
+            self.step_end = self.step_end.saturating_sub(self.step());
+        }
+    }
+
+    /// The hash of all that counts if it fits into `room`, else of as many steps as do.
+    fn within(&self, room: u32) -> Option<u64> {
+        let all = self.hash.digest();
+        if self.length.saturating_sub(self.left) <= room {
+            return Some(all);
+        }
+        let last = (room / self.step()).checked_sub(1)?;
+        Some(self.steps.get(last as usize).copied().unwrap_or(all))
+    }
+
     /// A character of text is counted at its first byte: the bytes that continue one come along.
     /// Of token ids, and of a body that is no text to us, every byte counts.
     fn text(&mut self, bytes: &[u8], part: Part) {
         if self.done {
             return;
         }
-        let mut end = bytes.len();
+        let (mut from, mut end) = (0, bytes.len());
         for (at, byte) in bytes.iter().enumerate() {
             if part != Part::Text || byte & 0xc0 != 0x80 {
                 if self.left == 0 {
@@ -333,10 +380,19 @@ impl Fixed {
                     end = at;
                     break;
                 }
+                if self.left <= self.step_end {
+                    self.update(bytes.get(from..at));
+                    self.steps_end();
+                    from = at;
+                }
                 self.left -= 1;
             }
         }
-        if let Some(bytes) = bytes.get(..end) {
+        self.update(bytes.get(from..end));
+    }
+
+    fn update(&mut self, bytes: Option<&[u8]>) {
+        if let Some(bytes) = bytes {
             self.hash.update(bytes);
             self.empty &= bytes.is_empty();
         }
@@ -347,8 +403,8 @@ impl Fixed {
     fn atom(&mut self, hash: u64, bytes: u64) {
         self.done |= self.left == 0;
         if !self.done {
-            self.hash.update(&hash.to_le_bytes());
-            self.empty = false;
+            self.steps_end();
+            self.update(Some(&hash.to_le_bytes()));
             self.left = self
                 .left
                 .saturating_sub(u32::try_from(bytes).unwrap_or(u32::MAX));
@@ -375,12 +431,7 @@ impl Chain {
             recent: [None; RECENT_MAX],
             messages: 0,
             system_first: false,
-            fixed: fixed.map(|left| Fixed {
-                hash: Xxh64::new(HASH_SEED),
-                left,
-                done: false,
-                empty: true,
-            }),
+            fixed: fixed.map(Fixed::new),
         }
     }
 
@@ -413,6 +464,13 @@ impl Chain {
     pub fn fixed(&self) -> Option<(u64, u32)> {
         let fixed = self.fixed.as_ref()?;
         Some((fixed.hash.digest(), fixed.left))
+    }
+
+    /// In `fixed` mode, behind a system prompt that leaves `room` characters of the prefix: the hash
+    /// of what is in them. `None` if they are too few.
+    #[must_use]
+    pub fn fixed_within(&self, room: u32) -> Option<u64> {
+        self.fixed.as_ref()?.within(room)
     }
 
     /// Whether nothing has come that `fixed` mode counts: tool calls and reasoning are not.

@@ -88,6 +88,18 @@ fn bodies() -> Vec<(&'static str, &'static str, Value)> {
             json!({"prompt": text("prompt", 5000)}),
         ),
         (
+            "system beside",
+            "/v1/messages",
+            json!({"system": text("system", 3000), "messages": [
+                message("user", text("question 0", 2000))]}),
+        ),
+        (
+            "long system beside",
+            "/v1/messages",
+            json!({"system": text("system", 20_000), "messages": [
+                message("user", text("question 0", 900))]}),
+        ),
+        (
             "token ids",
             "/v1/completions",
             json!({"prompt": (0..2000).collect::<Vec<u32>>()}),

@@ -130,3 +130,39 @@ fn in_fixed_mode_what_has_nothing_that_counts_has_no_prefix() {
     assert_eq!(fixed(r#""content":"""#), None);
     assert!(fixed(r#""content":"a""#).is_some());
 }
+
+/// Prefixes of 1024 characters, and steps of 32 in what a system prompt leaves of them.
+#[test]
+fn in_fixed_mode_a_system_prompt_and_the_conversation_have_one_prefix_together() {
+    let options = ReadOptions {
+        prefix_length: Some(1024),
+        ..ReadOptions::default()
+    };
+    let fixed = |system: usize, at: usize, first: bool| {
+        let letters = |count: usize| "ü".repeat(count);
+        let chat = format!("{}x{}", letters(at), letters(2000 - at));
+        let chat = format!(r#""messages":[{{"role":"user","content":"{chat}"}}]"#);
+        let system = format!(r#""system":"{}""#, letters(system));
+        let body = match first {
+            true => format!("{{{system},{chat}}}"),
+            false => format!("{{{chat},{system}}}"),
+        };
+        let head = Head {
+            path: b"/v1/messages",
+            ..Head::default()
+        };
+        let mut reader = Reader::new(&head, &options);
+        for window in body.as_bytes().chunks(777) {
+            reader.feed(window);
+        }
+        reader.finish(End::Whole).fixed
+    };
+    for system in [1, 31, 32, 500, 960, 992, 993, 1023, 1024, 1500] {
+        let counted = 1024_usize.saturating_sub(system) / 32 * 32;
+        let same = fixed(system, 1999, true);
+        for at in 0..1100 {
+            let found = fixed(system, at, at % 2 == 0);
+            assert_eq!(found != same, at < counted, "{system} {at}");
+        }
+    }
+}

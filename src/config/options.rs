@@ -265,7 +265,9 @@ options! {
         Kind::Integer { min: 1024, max: 65_536, unit: "characters" },
         Absent::Means("required in `fixed`"),
         "In `fixed`: how much of the prompt is its prefix. Counted in bytes for native bodies; a \
-         token id counts as 4 characters, an image as 4 for each of `image_tokens`.";
+         token id counts as 4 characters, an image as 4 for each of `image_tokens`. Beside a \
+         shorter system prompt (Anthropic, Responses, Gemini, Ollama) the conversation fills what \
+         is left, in whole 32nds.";
     CONCURRENCY_THRESHOLD: "/pools/*/concurrency_threshold",
         Kind::Integer { min: 1, max: 1024, unit: "requests" },
         Absent::Means("`limit`"),

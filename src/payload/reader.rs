@@ -335,12 +335,14 @@ impl Rendered {
             return None;
         }
         let system = self.system.as_ref().and_then(|(_, chain)| chain.fixed());
-        let conversation = self.conversation.as_ref().and_then(Chain::fixed);
-        match (system, conversation) {
-            (Some((system, 0)), _) => Some(system),
-            (Some((system, _)), Some((conversation, _))) => Some(mix(system, conversation)),
-            (Some((hash, _)), None) | (None, Some((hash, _))) => Some(hash),
-            (None, None) => None,
+        let conversation = self.conversation.as_ref();
+        match system {
+            None => conversation.and_then(Chain::fixed).map(|(hash, _)| hash),
+            Some((system, 0)) => Some(system),
+            Some((system, left)) => {
+                let conversation = conversation.and_then(|chain| chain.fixed_within(left));
+                Some(conversation.map_or(system, |conversation| mix(system, conversation)))
+            }
         }
     }
 
