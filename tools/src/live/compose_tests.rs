@@ -138,20 +138,51 @@ fn dashboard_and_alerts_name_metrics_that_exist() {
     assert!(seen >= 20, "only {seen} names were found");
 }
 
+/// Whether a rule says of a metric what the README does behind the metric's name.
+fn says(rule: &str, metric: &str, readme: &str) -> bool {
+    let over_time = ["rate", "increase"].map(|of| format!("{of}({metric}["));
+    let over_time = over_time.iter().any(|of| rule.contains(of));
+    match readme.trim().split_once(' ') {
+        Some((">", bound)) => is_bound(rule, metric, &format!("> {bound}")),
+        Some(("=", bound)) => is_bound(rule, metric, &format!("== {bound}")),
+        _ if readme.contains("grows") => over_time,
+        _ => rule.contains(metric),
+    }
+}
+
+/// Whether a rule is this bound on a metric as it stands, or on its sum.
+fn is_bound(rule: &str, metric: &str, bound: &str) -> bool {
+    let left = rule.strip_suffix(bound).map(str::trim_end);
+    left.is_some_and(|left| {
+        let is_sum = left.starts_with("sum by (") && left.ends_with(&format!(") ({metric})"));
+        left == metric || is_sum
+    })
+}
+
 #[test]
 fn every_alert_of_the_readme_is_in_the_file() {
     let readme = read("README.md");
     let (_, rest) = readme.split_once("| Alert on |").unwrap();
     let table = rest.split("\n\n").next().unwrap();
-    let alerts = read("envoy/observe/alerts.yaml");
+    let alerts = yaml("envoy/observe/alerts.yaml");
+    let rules = alerts["groups"][0]["rules"].as_array().unwrap();
+    let mut bounds = 0;
     for row in table.lines().skip(2) {
         let first = row.split('|').nth(1).unwrap();
-        for quoted in first.split('`').skip(1).step_by(2) {
+        let parts: Vec<&str> = first.split('`').skip(1).collect();
+        for said in parts.chunks(2) {
+            let [metric, rest] = said else {
+                panic!("{first}");
+            };
             // Requests without a host are the alert on hosts, counted otherwise.
-            assert!(
-                alerts.contains(quoted) || quoted.starts_with("prefix_router_abstain_total"),
-                "{quoted} has no alert"
-            );
+            if metric.starts_with("prefix_router_abstain_total") {
+                continue;
+            }
+            let rules = rules.iter().map(|rule| rule["expr"].as_str().unwrap());
+            let found = rules.filter(|rule| says(rule, metric, rest)).count();
+            assert!(found > 0, "no alert says `{metric}`{rest}");
+            bounds += usize::from(rest.contains(['>', '=']));
         }
     }
+    assert_eq!(bounds, 4, "rows with a bound");
 }
