@@ -172,7 +172,8 @@ metrics! {
         "The prompt tokens that engines found in their caches. Over \
          `prefix_router_prompt_tokens_total` it is the true hit rate.";
     PREDICTED_CACHED_TOKENS Counter [POOL]
-        "The prompt tokens that the filter expected to be cached, of the same answers.";
+        "The prompt tokens that the filter expected to be cached, of the same answers. 0 in `fixed` \
+         pools, which expect nothing.";
     BUILD_INFO Gauge [VERSION, COMMIT, FORMAT]
         "Always 1. Gateways that disagree about `hash_format` disagree about hosts.";
 }
