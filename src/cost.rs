@@ -496,9 +496,31 @@ mod tests {
         check("n n n | 0           | 0 150 0   | 0 900 800   | match 1");
     }
 
+    #[test]
+    fn saving_work_weighs_more_when_every_host_has_tokens_waiting() {
+        // 200 tokens that one host holds save 400 where any host is idle, and the home is kept within
+        // 500; with 4,096 waiting on all, which is half a step, they save 500.
+        // zones | a far one costs | pending        | was sent | decision
+        check("n n n | 0           | 0 0 0          | 0 200 0  | home 0");
+        check("n n n | 0           | 4096 4096 4096 | 0 200 0  | home 0");
+        check("n n n | 0           | 4097 4097 4097 | 0 200 0  | match 1");
+        // The least counts, also of a host that is too far.
+        check("n n f | 9000        | 5000 5000 5000 | 0 200 0  | match 1");
+        check("n n f | 9000        | 5000 5000 4000 | 0 200 0  | home 0");
+    }
+
     /// How many of so many new prompts come to each of hosts of these weights, where new ones are
     /// balanced.
     fn balanced_over(weights: &[u32], prompts: u64) -> Vec<u32> {
+        balanced_while(0, weights, prompts)
+    }
+
+    fn new_key(prompt: u64) -> Key {
+        Key(crate::prefix::mix(prompt, 7))
+    }
+
+    /// The same while each has so many in flight.
+    fn balanced_while(in_flight: u32, weights: &[u32], prompts: u64) -> Vec<u32> {
         let mut hosts = fleet(&"n ".repeat(weights.len()));
         hosts.sort_by_key(|host| host.seat.slot);
         for (host, weight) in hosts.iter_mut().zip(weights) {
@@ -506,11 +528,15 @@ mod tests {
         }
         let (store, ledger) = (MemoryStore::new(), Ledger::default());
         let seats = hosts.iter().map(|host| host.seat);
-        seats.for_each(|seat| ledger.transact(&store, |loads| (loads.seat(seat), NO_CHANGES)));
+        for seat in seats {
+            ledger.transact(&store, |loads| (loads.seat(seat), NO_CHANGES));
+            let booked = Change::Book(Booking { seat, pending: 0 });
+            (0..in_flight).for_each(|_| ledger.apply(&store, booked));
+        }
         let mut loads = read(&store).unwrap();
         for key in 0..prompts {
             let query = Query {
-                key: Key(crate::prefix::mix(key, 7)),
+                key: new_key(key),
                 hosts: &hosts,
                 known: &[],
                 tokens: TOKENS,
@@ -535,6 +561,20 @@ mod tests {
         assert_eq!(balanced_over(&[1, 1, 1], 3), [1, 1, 1]);
         assert_eq!(balanced_over(&[1, 1, 1], 12), [4, 4, 4]);
         assert_eq!(balanced_over(&[1, 1, 1, 1], 8), [2, 2, 2, 2]);
+    }
+
+    #[test]
+    fn new_prompts_are_balanced_only_while_hosts_have_few_requests() {
+        let hosts = fleet("n n n");
+        let mut homes = vec![0; 3];
+        for prompt in 0..12 {
+            let order = order(new_key(prompt), &hosts, |host| (host.id, host.weight));
+            homes[usize::from(order[0].seat.slot.0)] += 1;
+        }
+        assert_ne!(homes, [4, 4, 4], "these say nothing");
+        let weights = [1, 1, 1];
+        assert_eq!(balanced_while(7, &weights, 12), [4, 4, 4]);
+        assert_eq!(balanced_while(8, &weights, 12), homes);
     }
 
     #[test]

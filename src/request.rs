@@ -358,6 +358,29 @@ mod tests {
     }
 
     #[test]
+    fn only_a_body_that_ends_may_carry_a_prompt() {
+        // method, whether it upgrades, whether its headers end it → whether it may carry a prompt
+        for (method, upgrade, end_of_stream, expected) in [
+            ("POST", false, false, true),
+            ("PUT", false, false, true),
+            ("PATCH", false, false, true),
+            ("GET", false, false, false),
+            ("CONNECT", false, false, false),
+            ("POST", true, false, false),
+            ("POST", false, true, false),
+        ] {
+            let facts = Facts {
+                method: method.as_bytes(),
+                upgrade,
+                end_of_stream,
+                ..Facts::default()
+            };
+            let found = facts.may_carry_a_prompt();
+            assert_eq!(found, expected, "{method} {upgrade} {end_of_stream}");
+        }
+    }
+
+    #[test]
     fn a_body_is_read_in_windows_as_it_comes() {
         let body = vec![b'{'; 8 * W as usize];
         let mut request = held();

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use prefix_router::names::ABSTAIN;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -126,6 +127,11 @@ async fn a_body_longer_than_what_is_read_streams_on_untouched() {
 async fn requests_without_a_body_pass_untouched() {
     let engines = MockEngine::start_many(3).await.unwrap();
     let gateway = Gateway::of(&engines).start().await.unwrap();
+    let abstained = async |reason| {
+        let count = gateway.metric(ABSTAIN, &[("reason", reason)]).await;
+        count.unwrap()
+    };
+    let before = abstained("not_a_prompt").await;
     for protocol in BOTH {
         let client = gateway.client(protocol);
         for method in [
@@ -152,6 +158,9 @@ async fn requests_without_a_body_pass_untouched() {
     let seen: Vec<_> = engines.iter().flat_map(MockEngine::take_recorded).collect();
     assert_eq!(seen.len(), 12);
     assert!(seen.iter().all(|request| request.body_bytes == 0));
+    // One that is held and let go by the watchdog passes too, half a second later.
+    assert_eq!(abstained("watchdog").await, 0.0);
+    assert_eq!(abstained("not_a_prompt").await - before, 12.0);
     gateway.quiet().await.unwrap();
 }
 

@@ -361,8 +361,8 @@ async fn pools_that_share_hosts_have_keys_of_their_own_and_one_count() {
         "{} on the shared one",
         shared.in_flight()
     );
-    // Longer than it takes to be sure that Envoy has fewer than we count.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    // Longer than the 1.5 s and three polls that it takes to be sure that Envoy has fewer than we count.
+    tokio::time::sleep(Duration::from_secs(3)).await;
     let repairs = gateway.metric("prefix_router_counter_repairs_total", &[]);
     assert_eq!(repairs.await.unwrap(), 0.0);
     for pool in [DEFAULT_POOL, OTHER_POOL] {
