@@ -198,18 +198,24 @@ async fn read_until(stream: &mut TcpStream, end: &str) -> String {
 async fn a_websocket_is_not_held() {
     let engines = MockEngine::start_many(2).await.unwrap();
     let gateway = allow_upgrades(Gateway::of(&engines)).start().await.unwrap();
-    let mut stream = TcpStream::connect(gateway.address()).await.unwrap();
-    let head = "GET /v1/realtime HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\n\
-        upgrade: websocket\r\nsec-websocket-version: 13\r\n\
-        sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-    stream.write_all(head.as_bytes()).await.unwrap();
-    let answer = read_until(&mut stream, "\r\n\r\n").await;
-    assert!(answer.starts_with("HTTP/1.1 101"), "{answer}");
-    for frame in ["first-frame", "second-frame"] {
-        stream.write_all(frame.as_bytes()).await.unwrap();
-        assert_eq!(read_until(&mut stream, frame).await, frame);
+    // A GET is never held; that one which upgrades is not either shows with another method.
+    for method in ["GET", "POST"] {
+        let mut stream = TcpStream::connect(gateway.address()).await.unwrap();
+        let head = format!(
+            "{method} /v1/realtime HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\n\
+             upgrade: websocket\r\nsec-websocket-version: 13\r\n\
+             sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let answer = read_until(&mut stream, "\r\n\r\n").await;
+        assert!(answer.starts_with("HTTP/1.1 101"), "{method}: {answer}");
+        for frame in ["first-frame", "second-frame"] {
+            stream.write_all(frame.as_bytes()).await.unwrap();
+            assert_eq!(read_until(&mut stream, frame).await, frame);
+        }
     }
-    drop(stream);
+    let held = gateway.metric(ABSTAIN, &[("reason", "watchdog")]).await;
+    assert_eq!(held.unwrap(), 0.0);
     gateway.quiet().await.unwrap();
 }
 
