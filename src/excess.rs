@@ -1,4 +1,5 @@
-//! By how much our count of a host's requests is above the proxy's own, and since when.
+//! By how much our count of a host's requests is above the proxy's own, and since when: what gives
+//! reason to ask the VMs.
 //!
 //! Guarantee: what is said to stand was there at each look of the last [`STANDS_MS`], and at
 //! [`LOOKS_MIN`] of them; the number kept is bounded by the looks in that time. Not here: the two

@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::excess::Excess;
+use crate::excess::{Excess, LOOKS_MIN};
 use crate::hosts::{HostReport, SLOTS_MAX, State};
-use crate::load::{self, Ledger, Load, Loads, NO_CHANGES, Seat, Slot};
+use crate::load::{self, Ledger, Load, Loads, NO_CHANGES, STOPPED_MS, Seat, Slot};
 use crate::placement::HostId;
 use crate::pool::{Host, View};
 use crate::store::{Store, StoreError};
@@ -342,8 +342,27 @@ impl fmt::Display for Summary {
 /// Applies reports to the table and repairs the loads; one VM at a time does (lease.rs).
 #[derive(Debug, Default)]
 pub struct Fleet {
+    doubts: BTreeMap<(Slot, u16), Doubt>,
+}
+
+/// Whether a host's count is right.
+#[derive(Debug, Default)]
+struct Doubt {
     /// By how much our count has been above Envoy's.
-    excess: BTreeMap<(Slot, u16), Excess>,
+    excess: Excess,
+    /// Since when all VMs have been asked what they have there, and how many looks ago.
+    asked: Option<(u64, u32)>,
+}
+
+impl Doubt {
+    /// Whether all VMs that run have been asked for so long that they must have answered.
+    fn has_waited(&mut self, now_ms: u64) -> bool {
+        // With the clock set back, the time begins anew.
+        let (since_ms, looks) = self.asked.unwrap_or((now_ms, 0));
+        let (since_ms, looks) = (since_ms.min(now_ms), looks.saturating_add(1));
+        self.asked = Some((since_ms, looks));
+        now_ms - since_ms >= STOPPED_MS && looks >= LOOKS_MIN
+    }
 }
 
 impl Fleet {
@@ -361,10 +380,12 @@ impl Fleet {
         })
     }
 
-    /// Takes away requests that we count and Envoy does not, if they have stood for so long that
-    /// their VM must have been stopped. `polled` are pools and what one poll said of them; how many
-    /// were taken away, for each. Envoy counts a cluster's requests and we count a host's, so a host
-    /// that is in other pools as well is left out.
+    /// Takes away requests that stopped VMs have left: Envoy does not count them, and no VM that runs
+    /// says it has them. Envoy alone is not believed: a request that is tried again elsewhere, or
+    /// that another filter holds, is ours and in no count of Envoy's where we count it. VMs are asked
+    /// only about hosts with an excess that stands, for what they say makes every change dearer; and
+    /// about hosts that are in other pools than these as well, whose requests no poll has all of.
+    /// `polled` are pools and what one poll said of them; how many were taken away, for each.
     pub fn repair(
         &mut self,
         store: &impl Store,
@@ -379,36 +400,60 @@ impl Fleet {
         let mut seen = BTreeMap::new();
         for Counted { seat, active, pool } in read_table(store).counted(polled) {
             let name = (seat.slot, seat.generation);
-            let mut excess = self.excess.remove(&name).unwrap_or_default();
+            let mut doubt = self.doubts.remove(&name).unwrap_or_default();
             let ours = loads.of(seat).in_flight;
-            let standing = excess.see(ours.saturating_sub(active), now_ms);
-            if standing > 0 {
-                ledger.transact(store, |loads| {
-                    loads.forgive(seat, standing);
-                    ((), NO_CHANGES)
-                });
-                excess.take(standing);
-                if let Some(repaired) = repaired.get_mut(pool) {
-                    *repaired += standing;
-                }
+            let excess = match active {
+                Some(active) => doubt.excess.see(ours.saturating_sub(active), now_ms),
+                None => ours,
+            };
+            let unclaimed = loads.unclaimed(seat);
+            if unclaimed.is_none() {
+                doubt.asked = None;
             }
-            seen.insert(name, excess);
+            if active.is_some() && excess == 0 {
+                doubt.asked = None;
+                if unclaimed.is_some() {
+                    edit(store, ledger, |loads| loads.trust(seat));
+                }
+            } else if doubt.has_waited(now_ms) {
+                let left = |loads: &Loads| loads.unclaimed(seat).unwrap_or(0).min(excess);
+                let taken = match left(&loads) {
+                    0 => 0,
+                    _ => edit(store, ledger, |loads| {
+                        let left = left(loads);
+                        loads.forgive(seat, left);
+                        left
+                    }),
+                };
+                doubt.excess.take(taken);
+                if let Some(repaired) = repaired.get_mut(pool) {
+                    *repaired += taken;
+                }
+            } else if unclaimed.is_none() {
+                edit(store, ledger, |loads| loads.doubt(seat));
+            }
+            seen.insert(name, doubt);
         }
-        self.excess = seen;
+        self.doubts = seen;
         repaired
     }
 }
 
-/// How many requests Envoy has on a host, in all clusters.
+/// Edits the loads; of the last attempt, what `edit` gave.
+fn edit<T>(store: &impl Store, ledger: &Ledger, mut edit: impl FnMut(&mut Loads) -> T) -> T {
+    ledger.transact(store, |loads| (edit(loads), NO_CHANGES))
+}
+
+/// How many requests Envoy has on a host, in all clusters; `None` if not all of them were polled.
 struct Counted {
     seat: Seat,
-    active: u32,
+    active: Option<u32>,
     /// The first of the polled pools that has it.
     pool: usize,
 }
 
 impl Table {
-    /// The hosts that are in no other pools than these, with Envoy's count of their requests.
+    /// The hosts of these pools that Envoy counts, with its count if they are in no other pools.
     fn counted(&self, polled: &[(&str, &[HostReport])]) -> Vec<Counted> {
         let tenants = self.tenants.iter();
         let mut slots: BTreeMap<&str, (Slot, u16)> = BTreeMap::new();
@@ -428,16 +473,18 @@ impl Table {
                 };
                 let host = counted.entry(slot).or_insert(Counted {
                     seat: Seat { slot, generation },
-                    active: 0,
+                    active: Some(0),
                     pool,
                 });
-                host.active = host.active.saturating_add(active);
+                host.active = host.active.map(|sum| sum.saturating_add(active));
                 if let Some(unseen) = unseen.get_mut(&slot) {
                     *unseen = unseen.saturating_sub(1);
                 }
             }
         }
-        counted.retain(|slot, _| unseen.get(slot) == Some(&0));
+        for (slot, host) in &mut counted {
+            host.active = host.active.filter(|_| unseen.get(slot) == Some(&0));
+        }
         counted.into_values().collect()
     }
 }
@@ -460,7 +507,9 @@ fn change(
         let loads = load::read(store).ok()?;
         let mut table = before.clone();
         edit(&mut table, &loads);
-        if table == before && before.version > 0 {
+        // Loads of a new layout have no seats yet, whatever table a filter of before left.
+        let is_seated = before.version > 0 && loads.hosts_version() > 0;
+        if table == before && is_seated {
             // Two that changed it at the same time may have said so in the wrong order.
             announce(store, ledger, before.version);
             return None;
@@ -583,7 +632,7 @@ pub fn forget(store: &impl Store, ledger: &Ledger, pool: &str) -> Option<Summary
     })
 }
 
-/// Takes back what stopped VMs have left in flight, on hosts where Envoy's own count is not known:
+/// Takes back what stopped VMs have left in flight, on hosts where what each VM has is known apart:
 /// how many requests, by pool. One VM at a time does (lease.rs).
 pub fn take_back(store: &impl Store, ledger: &Ledger) -> BTreeMap<String, u32> {
     let mut repaired = BTreeMap::new();
@@ -679,6 +728,7 @@ pub fn states(view: &View) -> Vec<(&'static str, u64)> {
 mod tests {
     use super::*;
     use crate::load::{Booking, Change};
+    use crate::request::Request;
     use crate::store::{Cas, MemoryStore, Versioned};
     use std::cell::RefCell;
 
@@ -690,10 +740,9 @@ mod tests {
 
     impl Proxy {
         fn new() -> Self {
-            let (store, ledger) = (MemoryStore::new(), Ledger::default());
             Self {
-                store,
-                ledger,
+                store: MemoryStore::new(),
+                ledger: Ledger::of(7, 0),
                 fleet: Fleet::default(),
             }
         }
@@ -710,8 +759,25 @@ mod tests {
             booking
         }
 
+        /// A VM that has stopped since had so many requests there.
+        fn leave(&self, seat: Seat, requests: u32) {
+            let dead = Ledger::of(9, 0);
+            for _ in 0..requests {
+                let booking = Booking { seat, pending: 10 };
+                dead.apply(&self.store, Change::Book(booking));
+            }
+        }
+
+        /// What one poll takes away, of each pool.
         fn repair(&mut self, polled: &[(&str, &[HostReport])], now_ms: u64) -> Vec<u32> {
+            self.ledger.beat(&self.store, now_ms);
             self.fleet.repair(&self.store, &self.ledger, polled, now_ms)
+        }
+
+        /// What polls that all say the same take away in 20 s.
+        fn repair_long(&mut self, polled: &[(&str, &[HostReport])], from_ms: u64) -> u32 {
+            let polls = (0..40).map(|poll| self.repair(polled, from_ms + poll * 500));
+            polls.map(|repaired| repaired.iter().sum::<u32>()).sum()
         }
 
         fn in_flight(&self, seat: Seat) -> u32 {
@@ -721,6 +787,15 @@ mod tests {
 
     fn hosts(names: &[&str]) -> Vec<HostReport> {
         names.iter().map(|name| HostReport::usable(name)).collect()
+    }
+
+    /// Hosts of which Envoy counts the requests, and has none.
+    fn counted(names: &[&str]) -> Vec<HostReport> {
+        let mut reports = hosts(names);
+        for report in &mut reports {
+            report.active = Some(0);
+        }
+        reports
     }
 
     #[test]
@@ -937,12 +1012,13 @@ mod tests {
     }
 
     #[test]
-    fn only_an_excess_that_stands_is_taken_away() {
+    fn only_an_excess_that_stands_and_that_no_vm_has_is_taken_away() {
         let mut proxy = Proxy::new();
-        let mut reports = hosts(&["a:1"]);
+        let mut reports = counted(&["a:1"]);
         let view = proxy.report(&reports);
         let seat = view.seat_of("a:1").unwrap();
-        for _ in 0..5 {
+        proxy.leave(seat, 2);
+        for _ in 0..3 {
             proxy.book(seat);
         }
         let mut poll = |now_ms: u64, active: u32| {
@@ -950,19 +1026,83 @@ mod tests {
             let polled = [("llm", &reports[..])];
             proxy.repair(&polled, now_ms)[0]
         };
-        // Envoy has 3 of our 5, then 4, then 2: two were there all the time? No: one was not.
-        assert_eq!([poll(0, 3), poll(750, 4), poll(1500, 2)], [0, 0, 1]);
+        // Envoy has 3 of our 5, then 4, then 2: one was there all the time, and VMs are asked.
+        assert_eq!([poll(0, 3), poll(750, 4), poll(1500, 2)], [0, 0, 0]);
+        assert_eq!([poll(3000, 4), poll(6499, 4), poll(6500, 4)], [0, 0, 1]);
         // Of the 4 left, Envoy has 4: nothing is missing any more.
-        let later = [poll(2250, 4), poll(3000, 4), poll(3750, 9)];
+        let later = [poll(7250, 4), poll(8000, 4), poll(8750, 9)];
         assert_eq!(later, [0, 0, 0]);
-        assert_eq!(proxy.in_flight(seat), 4);
+        // It has none, for another filter holds them: what a VM has stays.
+        let later: u32 = (0..40).map(|n| poll(9000 + n * 500, 0)).sum();
+        assert_eq!(later, 1);
+        assert_eq!(proxy.in_flight(seat), 3);
+    }
+
+    #[test]
+    fn a_request_that_is_tried_again_elsewhere_is_released_once_where_it_was() {
+        let mut proxy = Proxy::new();
+        let mut reports = counted(&["a:1", "b:1"]);
+        let view = proxy.report(&reports);
+        let [a, b] = ["a:1", "b:1"].map(|host| view.seat_of(host).unwrap());
+        let [mut retried, mut next] = [(); 2].map(|()| Request::default());
+        let write = |proxy: &Proxy, changes| {
+            proxy.ledger.transact(&proxy.store, |_| ((), changes));
+        };
+        write(&proxy, retried.served_by(Some(a)));
+        proxy.leave(a, 1);
+        // The connection to the first was refused; on the second one it waits for its first byte.
+        reports[1].active = Some(1);
+        assert_eq!(proxy.repair_long(&[("llm", &reports)], 0), 1);
+        assert_eq!([a, b].map(|seat| proxy.in_flight(seat)), [1, 0]);
+        write(&proxy, next.served_by(Some(a)));
+        write(&proxy, retried.served_by(Some(b)));
+        assert_eq!([a, b].map(|seat| proxy.in_flight(seat)), [1, 1]);
+        // Nobody is asked any more, and what ends is released once.
+        reports[0].active = Some(1);
+        assert_eq!(proxy.repair_long(&[("llm", &reports)], 30_000), 0);
+        let loads = load::read(&proxy.store).unwrap();
+        assert_eq!(loads.unclaimed(a), None);
+        write(&proxy, retried.end());
+        write(&proxy, next.end());
+        assert_eq!([a, b].map(|seat| proxy.in_flight(seat)), [0, 0]);
+    }
+
+    #[test]
+    fn what_a_stopped_vm_left_on_a_host_of_two_listeners_is_taken_back_once() {
+        let mut proxy = Proxy::new();
+        let host = counted(&["a:1"]);
+        let seat = proxy.report(&host).seat_of("a:1").unwrap();
+        let mut other = Fleet::default();
+        other.apply(&proxy.store, &proxy.ledger, "other", &host, 1000);
+        proxy.leave(seat, 3);
+        // The requests that go on are the other listener's, so this one's cluster has none of them.
+        let running = [(); 2].map(|()| proxy.book(seat));
+        let mut repaired = 0;
+        for poll in 0..100 {
+            let now_ms = poll * 500;
+            repaired += proxy.repair(&[("llm", &host)], now_ms)[0];
+            let by_other = [("other", &host[..])];
+            repaired += other.repair(&proxy.store, &proxy.ledger, &by_other, now_ms)[0];
+            repaired += take_back(&proxy.store, &proxy.ledger).len() as u32;
+        }
+        assert_eq!((repaired, proxy.in_flight(seat)), (3, 2));
+        for booking in running {
+            proxy.ledger.apply(&proxy.store, Change::Release(booking));
+        }
+        assert_eq!(proxy.in_flight(seat), 0);
+        // One that stops later has said what it has.
+        proxy.leave(seat, 3);
+        proxy.ledger.beat(&proxy.store, STOPPED_MS);
+        let taken = take_back(&proxy.store, &proxy.ledger);
+        assert_eq!(taken.into_values().sum::<u32>(), 3);
+        assert_eq!(proxy.in_flight(seat), 0);
     }
 
     #[test]
     fn a_burst_that_waits_for_connections_loses_none_however_often_envoy_is_asked() {
         const BURST: u32 = 1000;
         let mut proxy = Proxy::new();
-        let mut reports = hosts(&["a:1"]);
+        let mut reports = counted(&["a:1"]);
         let view = proxy.report(&reports);
         let seat = view.seat_of("a:1").unwrap();
         // A request that goes on, and a burst that has no connection for 1.4 s.
@@ -980,7 +1120,7 @@ mod tests {
     #[test]
     fn requests_of_another_cluster_on_a_shared_host_are_not_taken_away() {
         let mut proxy = Proxy::new();
-        let mut reports = hosts(&["a:1"]);
+        let reports = counted(&["a:1"]);
         proxy
             .fleet
             .apply(&proxy.store, &proxy.ledger, "other", &reports, 1000);
@@ -988,18 +1128,14 @@ mod tests {
         let seat = view.seat_of("a:1").unwrap();
         proxy.book(seat);
         // The request is the other pool's, so this pool's cluster does not have it.
-        reports[0].active = Some(0);
-        for poll in 0..9 {
-            let polled = [("llm", &reports[..])];
-            assert_eq!(proxy.repair(&polled, poll * 5000), [0]);
-        }
+        assert_eq!(proxy.repair_long(&[("llm", &reports)], 0), 0);
         assert_eq!(proxy.in_flight(seat), 1);
     }
 
     #[test]
     fn a_pool_that_is_forgotten_keeps_no_host_from_being_repaired_and_takes_no_count_along() {
         let mut proxy = Proxy::new();
-        let mut reports = hosts(&["a:1", "b:1"]);
+        let mut reports = counted(&["a:1", "b:1"]);
         proxy.report(&reports);
         let renamed = |proxy: &Proxy| view(&proxy.store, "renamed").unwrap();
         proxy
@@ -1011,12 +1147,14 @@ mod tests {
             proxy.book(a);
         }
         reports[0].active = Some(2);
-        let polls = |proxy: &mut Proxy| {
-            let polled = [("renamed", &reports[..1])];
-            let repaired = (0..4).map(|poll| proxy.repair(&polled, poll * 750)[0]);
-            repaired.sum::<u32>()
-        };
-        assert_eq!(polls(&mut proxy), 0, "the old pool may have the third one");
+        let polls =
+            |proxy: &mut Proxy, from_ms| proxy.repair_long(&[("renamed", &reports[..1])], from_ms);
+        assert_eq!(
+            polls(&mut proxy, 0),
+            0,
+            "the old pool may have the third one"
+        );
+        proxy.leave(a, 1);
 
         assert_eq!(
             pools(&proxy.store),
@@ -1033,8 +1171,17 @@ mod tests {
         assert_eq!(pools(&proxy.store), ["renamed".to_owned()].into());
         assert_eq!(usable(&view(&proxy.store, "llm").unwrap()), [""; 0]);
         assert_eq!(usable(&renamed(&proxy)), ["a:1"]);
-        assert_eq!(polls(&mut proxy), 1);
-        assert_eq!(proxy.in_flight(a), 2);
+        proxy.ledger.beat(&proxy.store, 30_000);
+        let left = take_back(&proxy.store, &proxy.ledger);
+        assert_eq!(left, [("renamed".to_owned(), 1)].into());
+        assert_eq!(polls(&mut proxy, 30_000), 0);
+        let loads = load::read(&proxy.store).unwrap();
+        assert_eq!(loads.unclaimed(a), Some(0), "one more than Envoy has");
+        reports[0].active = Some(3);
+        assert_eq!(proxy.repair_long(&[("renamed", &reports[..1])], 60_000), 0);
+        let loads = load::read(&proxy.store).unwrap();
+        assert_eq!(loads.unclaimed(a), None, "nobody is asked any more");
+        assert_eq!(proxy.in_flight(a), 3);
         // What runs on a host that no pool has any more ends as ever.
         assert_eq!(proxy.in_flight(b), 1);
         proxy.ledger.apply(&proxy.store, Change::Release(running));
@@ -1071,17 +1218,15 @@ mod tests {
     #[test]
     fn a_host_of_several_pools_is_compared_with_the_sum_of_their_clusters() {
         let mut proxy = Proxy::new();
-        let (mut llm, mut other) = (hosts(&["a:1"]), hosts(&["b:1", "a:1"]));
+        let (mut llm, mut other) = (counted(&["a:1"]), counted(&["b:1", "a:1"]));
         proxy
             .fleet
             .apply(&proxy.store, &proxy.ledger, "other", &other, 1000);
         let seat = proxy.report(&llm).seat_of("a:1").unwrap();
-        for _ in 0..5 {
-            proxy.book(seat);
-        }
+        proxy.leave(seat, 5);
         let mut now_ms = 0;
         let mut poll = |by_llm, by_other| {
-            now_ms += 750;
+            now_ms += 2500;
             llm[0].active = Some(by_llm);
             other[1].active = Some(by_other);
             let polled = [("other", &other[..]), ("llm", &llm[..])];
@@ -1089,8 +1234,8 @@ mod tests {
         };
         assert_eq!([poll(2, 3), poll(1, 4), poll(5, 0)].concat(), [0; 6]);
         assert_eq!(
-            [poll(1, 2), poll(2, 1), poll(0, 3)].concat(),
-            [0, 0, 0, 0, 2, 0]
+            [poll(1, 2), poll(2, 1), poll(0, 3), poll(2, 1), poll(1, 2)].concat(),
+            [0, 0, 0, 0, 0, 0, 0, 0, 2, 0]
         );
         assert_eq!(proxy.in_flight(seat), 3);
     }
@@ -1125,6 +1270,20 @@ mod tests {
             let loads = load::read(&proxy.store).unwrap();
             assert_eq!(loads.hosts_version(), view.version);
         }
+    }
+
+    #[test]
+    fn loads_that_cannot_be_read_are_started_anew_and_count() {
+        let mut proxy = Proxy::new();
+        let before = proxy.report(&hosts(&["a:1"]));
+        let lost = b"not loads";
+        proxy.store.write(load::LOADS_KEY, lost, None).unwrap();
+        let view = proxy.report(&hosts(&["a:1"]));
+        assert_eq!(view.seat_of("a:1"), before.seat_of("a:1"));
+        proxy.book(view.seat_of("a:1").unwrap());
+        assert_eq!(proxy.in_flight(view.seat_of("a:1").unwrap()), 1);
+        let loads = load::read(&proxy.store).unwrap();
+        assert_eq!(loads.hosts_version(), view.version);
     }
 
     /// A store in which another worker's step comes between two of this one's.

@@ -15,7 +15,7 @@ use crate::shares::{Part, Shares};
 use crate::store::{Store, StoreError};
 
 /// The shared-data key of the loads; its number is the layout's version.
-pub const LOADS_KEY: &str = "prefix_router.2.loads";
+pub const LOADS_KEY: &str = "prefix_router.3.loads";
 /// Attempts of one change against other workers. Each attempt fails only if another worker wrote
 /// in the few microseconds between; 64 failures in a row mean that something else is wrong.
 const ATTEMPTS_MAX: u32 = 64;
@@ -24,12 +24,15 @@ const DEBTS_MAX: usize = 4096;
 /// Layout version, version of the host table, how many VMs and how many shares there are behind the
 /// records, 4 bytes each.
 const HEADER_BYTES: usize = 16;
-const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
 /// Generation and failures (2 bytes each), in flight, pending, placed, answers (4 bytes
 /// each).
 const RECORD_BYTES: usize = 20;
-/// In a record's failures: what each VM has in flight here is known apart.
+/// In a record's failures: what each VM has in flight here is known apart, for nobody else counts it.
 const APART: u32 = 1 << 31;
+/// The same, for as long as there seems to be more than there is.
+const DOUBTED: u32 = 1 << 30;
+const FLAGS: u32 = APART | DOUBTED;
 
 /// Time between two beats of a VM that has requests in flight.
 const BEAT_MS: u64 = 1000;
@@ -132,8 +135,37 @@ struct Hand {
     now_ms: u64,
 }
 
-/// What a VM has in flight on a host, as it wrote it last.
-type Own = (Seat, Part);
+/// What a VM has in flight on a host, as it wrote it last; never empty.
+#[derive(Clone, Copy, Debug)]
+struct Own {
+    seat: Seat,
+    in_flight: u32,
+    pending: u32,
+}
+
+/// Takes a change into what a VM has in flight.
+fn count(own: &mut Vec<Own>, change: Change) {
+    let booking = change.booking();
+    let place = own.iter().position(|own| own.seat == booking.seat);
+    let found = place.and_then(|place| own.get_mut(place));
+    match (change, found) {
+        (Change::Book(_), Some(own)) => {
+            own.in_flight = own.in_flight.saturating_add(1);
+            own.pending = own.pending.saturating_add(booking.pending);
+        }
+        (Change::Book(_), None) => own.push(Own {
+            seat: booking.seat,
+            in_flight: 1,
+            pending: booking.pending,
+        }),
+        (_, Some(own)) => {
+            own.pending = own.pending.saturating_sub(booking.pending);
+            own.in_flight -= u32::from(matches!(change, Change::Release(_)));
+        }
+        (_, None) => {}
+    }
+    own.retain(|own| own.in_flight > 0);
+}
 
 impl Loads {
     fn from_bytes(bytes: Option<Vec<u8>>) -> Self {
@@ -180,7 +212,7 @@ impl Loads {
         Load {
             in_flight: self.word(at + 4),
             pending: self.word(at + 8),
-            failures: (self.word(at) & !APART) >> 16,
+            failures: (self.word(at) & !FLAGS) >> 16,
             answers: self.word(at + 16),
         }
     }
@@ -221,20 +253,56 @@ impl Loads {
 
     /// Whether each VM's requests in this slot are counted apart, from now on.
     pub fn set_apart(&mut self, slot: Slot, apart: bool) {
-        let at = record(slot);
-        if at >= self.bytes.len() || apart == self.is_apart(slot) {
-            return;
-        }
-        self.set_word(at, self.word(at) ^ APART);
-        self.shares.forget(slot);
+        self.set_flag(slot, APART, apart);
     }
 
-    fn is_apart(&self, slot: Slot) -> bool {
-        self.word(record(slot)) & APART != 0
+    /// Asks all VMs what they have in flight on a host: each says so with its next change or beat.
+    pub fn doubt(&mut self, seat: Seat) {
+        if self.is_there(seat) {
+            self.set_flag(seat.slot, DOUBTED, true);
+        }
+    }
+
+    /// What is counted on a host is right: nobody needs to say more.
+    pub fn trust(&mut self, seat: Seat) {
+        if self.is_there(seat) {
+            self.set_flag(seat.slot, DOUBTED, false);
+        }
+    }
+
+    /// How many requests on a host no VM says it has; `None` if they were not asked.
+    #[must_use]
+    pub fn unclaimed(&self, seat: Seat) -> Option<u32> {
+        if !self.is_there(seat) || self.word(record(seat.slot)) & DOUBTED == 0 {
+            return None;
+        }
+        // Where there is no room to say so, silence says nothing.
+        let claimed = match self.shares.has_room() {
+            true => self.shares.in_flight(seat.slot),
+            false => u32::MAX,
+        };
+        Some(self.in_flight(seat.slot).saturating_sub(claimed))
+    }
+
+    fn set_flag(&mut self, slot: Slot, flag: u32, on: bool) {
+        let word = self.word(record(slot));
+        let flags = if on { word | flag } else { word & !flag };
+        if flags == word {
+            return;
+        }
+        self.set_word(record(slot), flags);
+        if flags & FLAGS == 0 {
+            self.shares.forget(slot);
+        }
+    }
+
+    /// Whether the slot is still that host's.
+    fn is_there(&self, seat: Seat) -> bool {
+        self.word(record(seat.slot)) & 0xffff == u32::from(seat.generation)
     }
 
     /// Applies a change; one that belongs to a former tenant changes nothing.
-    fn apply(&mut self, change: Change, hand: Hand) {
+    fn apply(&mut self, change: Change) {
         let booking = change.booking();
         let at = record(booking.seat.slot);
         if self.word(at) & 0xffff != u32::from(booking.seat.generation) {
@@ -262,62 +330,35 @@ impl Loads {
         self.set_word(at + 4, in_flight);
         // An idle host computes nothing: whatever an estimate left behind ends here.
         self.set_word(at + 8, if in_flight == 0 { 0 } else { pending });
-        if hand.owner != 0 && self.is_apart(booking.seat.slot) {
-            self.apply_apart(change, hand);
-        }
     }
 
-    /// Applies the same change to the VM's own share.
-    fn apply_apart(&mut self, change: Change, hand: Hand) {
-        let part = |booking: Booking, in_flight| Part {
-            owner: hand.owner,
-            slot: booking.seat.slot,
-            in_flight,
-            pending: booking.pending,
-        };
-        match change {
-            Change::Book(booking) => {
-                if !self.shares.has(hand.owner) {
-                    self.shares.beat(hand.owner, hand.now_ms);
-                }
-                self.shares.add(part(booking, 1));
-            }
-            Change::Settle(booking) | Change::Computed(booking) | Change::Fail(booking) => {
-                self.shares.remove(part(booking, 0));
-            }
-            Change::Release(booking) => self.shares.remove(part(booking, 1)),
-        }
-    }
-
-    /// The VM runs. If it was taken for stopped, what it has in flight counts again.
-    fn enter(&mut self, hand: Hand, own: &[Own]) {
-        if own.is_empty() || self.shares.has(hand.owner) {
+    /// The VM says what it has in flight, where it is asked. If it was taken for stopped, or was
+    /// late to say so, that counts again.
+    fn claim(&mut self, hand: Hand, own: &[Own]) {
+        if hand.owner == 0 {
             return;
         }
-        self.shares.beat(hand.owner, hand.now_ms);
-        for (seat, part) in own {
-            let at = record(seat.slot);
-            let is_there = self.word(at) & 0xffff == u32::from(seat.generation);
-            if !is_there || !self.is_apart(seat.slot) {
-                continue;
-            }
-            self.set_word(at + 4, self.word(at + 4).saturating_add(part.in_flight));
-            self.set_word(at + 8, self.word(at + 8).saturating_add(part.pending));
-            self.shares.add(*part);
-        }
-    }
-
-    /// What a VM has in flight, where that is known apart.
-    fn own(&self, owner: u64) -> Vec<Own> {
-        let own = |part: Part| {
-            let generation = self.word(record(part.slot)) & 0xffff;
-            let seat = Seat {
-                slot: part.slot,
-                generation: u16::try_from(generation).unwrap_or_default(),
-            };
-            (seat, part)
+        let is_asked = |own: &&Own| {
+            let asked = self.word(record(own.seat.slot)) & FLAGS != 0;
+            asked && self.is_there(own.seat)
         };
-        self.shares.of(owner).map(own).collect()
+        let part = |own: &Own| Part {
+            owner: hand.owner,
+            slot: own.seat.slot,
+            in_flight: own.in_flight,
+            pending: own.pending,
+        };
+        let parts: Vec<Part> = own.iter().filter(is_asked).map(part).collect();
+        if !self.shares.replace(hand.owner, parts, hand.now_ms) {
+            return;
+        }
+        let mut at = HEADER_BYTES;
+        for claimed in self.shares.totals() {
+            for (field, claimed) in [4, 8].into_iter().zip(claimed) {
+                self.set_word(at + field, self.word(at + field).max(claimed));
+            }
+            at += RECORD_BYTES;
+        }
     }
 
     /// Takes back what VMs have in flight that do not run any more: where, and how many requests.
@@ -339,8 +380,8 @@ impl Loads {
         let at = record(seat.slot);
         if self.word(at) & 0xffff == u32::from(seat.generation) && at < self.bytes.len() {
             let failures = (self.of(seat).failures + 1).min(FAILURES_MAX);
-            let apart = self.word(at) & APART;
-            self.set_word(at, apart | failures << 16 | u32::from(seat.generation));
+            let flags = self.word(at) & FLAGS;
+            self.set_word(at, flags | failures << 16 | u32::from(seat.generation));
         }
     }
 
@@ -349,8 +390,8 @@ impl Loads {
         let mut at = HEADER_BYTES;
         while at < self.bytes.len() {
             let word = self.word(at);
-            let failures = (word & !APART) >> 17;
-            self.set_word(at, word & APART | failures << 16 | word & 0xffff);
+            let failures = (word & !FLAGS) >> 17;
+            self.set_word(at, word & FLAGS | failures << 16 | word & 0xffff);
             at += RECORD_BYTES;
         }
     }
@@ -380,7 +421,7 @@ impl Loads {
         }
     }
 
-    /// Takes away requests that the proxy does not know of: a stopped VM's bookings. Their part of
+    /// Takes away requests that nobody has: a stopped VM's bookings. Their part of
     /// the pending tokens is not known and taken to be the mean.
     pub fn forgive(&mut self, seat: Seat, in_flight: u32) {
         let load = self.of(seat);
@@ -423,7 +464,7 @@ pub fn read(store: &impl Store) -> Result<Loads, StoreError> {
 pub struct Ledger {
     hand: Cell<Hand>,
     debts: RefCell<Vec<Change>>,
-    /// What this VM has in flight, where that is known apart, as it was last written.
+    /// What this VM has in flight, as it was last written; of a VM without a name, nothing.
     own: RefCell<Vec<Own>>,
     /// When it last said that it runs.
     beat_ms: Cell<u64>,
@@ -448,7 +489,8 @@ impl Ledger {
             ..self.hand.get()
         };
         self.hand.set(hand);
-        if !self.takes_part.get() || now_ms.abs_diff(self.beat_ms.get()) < BEAT_MS {
+        let is_idle = self.own.borrow().is_empty() && !self.takes_part.get();
+        if is_idle || now_ms.abs_diff(self.beat_ms.get()) < BEAT_MS {
             return;
         }
         self.beat_ms.set(now_ms);
@@ -484,16 +526,23 @@ impl Ledger {
             let cas = seen.as_ref().ok().map(|seen| seen.cas);
             let mut loads = Loads::from_bytes(seen.ok().and_then(|seen| seen.value));
             let (before, hand) = (loads.clone(), self.hand.get());
-            loads.enter(hand, &self.own.borrow());
-            for debt in self.debts.borrow().iter() {
-                loads.apply(*debt, hand);
-            }
+            let mut own = self.own.borrow().clone();
+            loads.claim(hand, &own);
+            let mut apply = |loads: &mut Loads, change: &Change| {
+                loads.apply(*change);
+                if hand.owner != 0 {
+                    count(&mut own, *change);
+                }
+            };
+            let debts = self.debts.borrow();
+            debts.iter().for_each(|debt| apply(&mut loads, debt));
+            drop(debts);
             let (result, changes) = step(&mut loads);
-            changes
-                .iter()
-                .flatten()
-                .for_each(|change| loads.apply(*change, hand));
+            let changed = changes.iter().flatten();
+            changed.for_each(|change| apply(&mut loads, change));
+            loads.claim(hand, &own);
             if loads == before && self.debts.borrow().is_empty() {
+                self.own.replace(own);
                 return result;
             }
             let written = match cas {
@@ -503,7 +552,7 @@ impl Ledger {
             match written {
                 Ok(()) => {
                     self.debts.borrow_mut().clear();
-                    self.own.replace(loads.own(hand.owner));
+                    self.own.replace(own);
                     self.takes_part.set(loads.shares.has(hand.owner));
                     return result;
                 }
@@ -532,7 +581,8 @@ impl Ledger {
         let mut debts = self.debts.borrow_mut();
         for change in changes.into_iter().flatten() {
             if debts.len() == DEBTS_MAX {
-                debts.remove(0);
+                // Never written, but true of what this VM has.
+                count(&mut self.own.borrow_mut(), debts.remove(0));
             }
             debts.push(change);
         }
@@ -700,5 +750,36 @@ mod tests {
         check(&store.inner, seat(0, 1), 2, 18);
         ledger.pay(&store);
         check(&store.inner, seat(0, 1), 2, 18);
+    }
+
+    #[test]
+    fn what_a_vm_has_counts_though_it_was_late_to_say_so() {
+        let store = MemoryStore::new();
+        seated(&store, &[seat(0, 1)]);
+        let (own, dead) = (Ledger::of(1, 0), Ledger::of(2, 0));
+        own.apply(&store, Change::Book(booking(0, 1, 30)));
+        own.apply(&store, Change::Book(booking(0, 1, 30)));
+        dead.apply(&store, Change::Book(booking(0, 1, 30)));
+        let unclaimed = || read(&store).unwrap().unclaimed(seat(0, 1));
+        assert_eq!(unclaimed(), None);
+        let edit = |edit: fn(&mut Loads)| {
+            Ledger::default().transact(&store, |loads| (edit(loads), NO_CHANGES));
+        };
+        edit(|loads| loads.doubt(seat(0, 1)));
+        assert_eq!(unclaimed(), Some(3));
+        own.beat(&store, 1000);
+        assert_eq!(unclaimed(), Some(1));
+        // All was taken away; what the VM goes on with is there again.
+        edit(|loads| {
+            loads.trust(seat(0, 1));
+            loads.doubt(seat(0, 1));
+            loads.forgive(seat(0, 1), 3);
+        });
+        check(&store, seat(0, 1), 0, 0);
+        own.apply(&store, Change::Release(booking(0, 1, 30)));
+        check(&store, seat(0, 1), 1, 30);
+        own.apply(&store, Change::Release(booking(0, 1, 30)));
+        check(&store, seat(0, 1), 0, 0);
+        assert_eq!(unclaimed(), Some(0));
     }
 }

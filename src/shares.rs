@@ -1,9 +1,10 @@
-//! What each VM has in flight on which host: of hosts whose requests nobody else counts, so that
-//! what a stopped VM leaves behind can be taken back.
+//! What each VM has in flight on which host: of hosts whose requests nobody else counts, or on which
+//! there seem to be more than there are, so that what a stopped VM leaves behind can be taken back.
 //!
-//! Guarantee: a share is never more than what its VM has counted, so that no request is ever taken
-//! back twice; and it is written with the counts, in one value. Not here: the counts (load.rs).
+//! Guarantee: a share is what its VM said last, and is written with the counts, in one value. Not
+//! here: the counts (load.rs).
 
+use crate::hosts::SLOTS_MAX;
 use crate::load::Slot;
 
 /// VMs with requests in flight: twice the workers of the largest machines, for the old and the new
@@ -123,27 +124,47 @@ impl Shares {
         parts.filter(move |part| part.owner == owner)
     }
 
-    /// Adds to a part, if its VM takes part and there is room.
-    pub fn add(&mut self, more: Part) {
-        if let Some(part) = self.find(more.owner, more.slot) {
-            part.in_flight = part.in_flight.saturating_add(more.in_flight);
-            part.pending = part.pending.saturating_add(more.pending);
-        } else if self.parts.len() < PARTS_MAX && self.has(more.owner) {
-            self.parts.push(more);
+    /// These are all of a VM's parts from now on, as far as there is room. Whether they are others
+    /// than before.
+    pub fn replace(&mut self, owner: u64, parts: Vec<Part>, now_ms: u64) -> bool {
+        if self.of(owner).eq(parts.iter().copied()) {
+            return false;
         }
+        if !self.has(owner) {
+            self.beat(owner, now_ms);
+        }
+        self.parts.retain(|part| part.owner != owner);
+        if self.has(owner) {
+            let room = PARTS_MAX.saturating_sub(self.parts.len());
+            self.parts.extend(parts.into_iter().take(room));
+        }
+        true
     }
 
-    /// Takes away from a part as much as there is of it.
-    pub fn remove(&mut self, less: Part) {
-        let Some(part) = self.find(less.owner, less.slot) else {
-            return;
-        };
-        part.in_flight = part.in_flight.saturating_sub(less.in_flight);
-        part.pending = part.pending.saturating_sub(less.pending);
-        if part.in_flight == 0 {
-            self.parts
-                .retain(|part| (part.owner, part.slot) != (less.owner, less.slot));
+    /// Whether one more VM could say what it has on one more host.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.vms.len() < VMS_MAX && self.parts.len() < PARTS_MAX
+    }
+
+    /// Requests in flight in a slot, of all VMs.
+    #[must_use]
+    pub fn in_flight(&self, slot: Slot) -> u32 {
+        let parts = self.parts.iter().filter(|part| part.slot == slot);
+        parts.fold(0, |sum, part| sum.saturating_add(part.in_flight))
+    }
+
+    /// By slot, requests in flight and pending tokens of all VMs.
+    #[must_use]
+    pub fn totals(&self) -> Vec<[u32; 2]> {
+        let mut totals = vec![[0_u32; 2]; SLOTS_MAX];
+        for part in &self.parts {
+            if let Some([in_flight, pending]) = totals.get_mut(usize::from(part.slot.0)) {
+                *in_flight = in_flight.saturating_add(part.in_flight);
+                *pending = pending.saturating_add(part.pending);
+            }
         }
+        totals
     }
 
     /// The slot has another tenant, or its requests are counted by somebody else now.
@@ -163,11 +184,6 @@ impl Shares {
         let parts = parts.filter(|part| stopped.contains(&part.owner)).collect();
         stopped.into_iter().for_each(|owner| self.leave(owner));
         parts
-    }
-
-    fn find(&mut self, owner: u64, slot: Slot) -> Option<&mut Part> {
-        let mut parts = self.parts.iter_mut();
-        parts.find(|part| (part.owner, part.slot) == (owner, slot))
     }
 }
 
@@ -195,10 +211,8 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let mut shares = Shares::default();
-        shares.beat(u64::MAX, 1 << 40);
-        shares.beat(7, 3);
-        shares.add(part(u64::MAX, 1023, 2, u32::MAX));
-        shares.add(part(7, 0, 1, 0));
+        shares.replace(u64::MAX, vec![part(u64::MAX, 1023, 2, u32::MAX)], 1 << 40);
+        shares.replace(7, vec![part(7, 0, 1, 0)], 3);
         let mut bytes = b"before".to_vec();
         shares.append_to(&mut bytes);
         let [vms, parts] = shares.counts();
@@ -212,37 +226,37 @@ mod tests {
     fn so_many_vms_take_part_and_no_more() {
         let mut shares = Shares::default();
         for owner in 0..2 * VMS_MAX as u64 {
-            shares.beat(owner, 0);
-            shares.add(part(owner, 0, 1, 1));
+            shares.replace(owner, vec![part(owner, 0, 1, 1)], 0);
         }
         assert_eq!(shares.counts(), [VMS_MAX as u32; 2]);
+        assert!(!shares.has_room());
         shares.leave(0);
-        shares.beat(9999, 0);
+        assert!(shares.has_room());
+        let parts = (0..PARTS_MAX as u16).map(|slot| part(9999, slot, 1, 1));
+        shares.replace(9999, parts.collect(), 0);
         assert!(shares.has(9999));
-        for slot in 0..PARTS_MAX as u16 {
-            shares.add(part(9999, slot, 1, 1));
-        }
         assert_eq!(shares.counts()[1], PARTS_MAX as u32);
+        assert!(!shares.has_room());
     }
 
     #[test]
-    fn a_part_never_goes_below_nothing_and_ends_when_it_is_empty() {
+    fn what_a_vm_says_replaces_what_it_said() {
         let mut shares = Shares::default();
-        shares.beat(1, 0);
-        shares.add(part(1, 0, 2, 5));
-        shares.remove(part(1, 0, 1, 9));
-        assert_eq!(shares.of(1).collect::<Vec<_>>(), [part(1, 0, 1, 0)]);
-        shares.remove(part(1, 0, 1, 0));
-        shares.remove(part(1, 0, 1, 0));
-        assert_eq!(shares.counts(), [1, 0]);
+        assert!(shares.replace(1, vec![part(1, 0, 2, 5), part(1, 3, 1, 7)], 0));
+        assert!(!shares.replace(1, vec![part(1, 0, 2, 5), part(1, 3, 1, 7)], 9));
+        assert!(shares.replace(2, vec![part(2, 3, 4, 1)], 0));
+        assert_eq!((shares.in_flight(Slot(3)), shares.totals()[3]), (5, [5, 8]));
+        assert!(shares.replace(1, vec![part(1, 3, 1, 0)], 0));
+        assert_eq!(shares.totals()[..4], [[0, 0], [0, 0], [0, 0], [5, 1]]);
+        assert!(!shares.replace(9, Vec::new(), 0));
+        assert_eq!(shares.counts(), [2, 2]);
     }
 
     #[test]
     fn only_a_vm_that_has_stood_still_is_taken_out() {
         let mut shares = Shares::default();
         for (owner, beat_ms) in [(1, 0), (2, 5000), (3, 6000), (4, 20_000)] {
-            shares.beat(owner, beat_ms);
-            shares.add(part(owner, 0, 1, 1));
+            shares.replace(owner, vec![part(owner, 0, 1, 1)], beat_ms);
         }
         // The fourth beat before the clock was set back.
         let out = shares.take_out(1, 10_000, 5000);

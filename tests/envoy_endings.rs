@@ -363,3 +363,46 @@ async fn a_whole_answer_that_its_client_does_not_read_waits_for_no_prompt() {
     assert!(answer.body.len() > 10, "{} bytes", answer.body.len());
     gateway.quiet().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_retry_that_waits_for_its_answer_takes_no_other_request_from_its_first_host() {
+    let engines = MockEngine::start_many(3).await.unwrap();
+    let pool =
+        json!({"routing": "fixed", "prefix_length": 1024, "limit": 1000, "slow_start_ms": 0});
+    let gateway = Gateway::of(&engines).pool(pool).start().await.unwrap();
+    let client = gateway.client(Protocol::Http1);
+    let host = client.host(request()).await.unwrap();
+    let mut found = engines.iter();
+    let home = found.find(|engine| engine.name() == host).unwrap();
+    engines
+        .iter()
+        .for_each(|engine| engine.set(Behaviour::Hold));
+    let start = || {
+        let client = gateway.client(Protocol::Http1);
+        tokio::spawn(async move { client.ok(request()).await.map(drop) })
+    };
+
+    home.crash().await.unwrap();
+    let retried = start();
+    let holds = |engine: &&MockEngine| engine.in_flight() == 1;
+    let moved = eventually(SOON, async || engines.iter().any(|engine| holds(&engine))).await;
+    assert_soon(moved, "it is tried again");
+    let second = engines.iter().find(holds).unwrap();
+    // Envoy has nothing on the first host for as long as any leftover would be taken back in.
+    tokio::time::sleep(Duration::from_secs(9)).await;
+    home.revive().unwrap();
+    gateway.wait_hosts("usable", 3, SOON).await.unwrap();
+    let next = start();
+    let came = eventually(SOON, async || home.in_flight() == 1).await;
+    assert_soon(came, "the first host has its prompts again");
+    second.release();
+    retried.await.unwrap().unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(gateway.in_flight(home.name()).await.unwrap(), 1.0);
+    assert_eq!(gateway.in_flight(second.name()).await.unwrap(), 0.0);
+    home.release();
+    next.await.unwrap().unwrap();
+    gateway.wait_in_flight(home.name(), 0).await.unwrap();
+    let repairs = gateway.metric(COUNTER_REPAIRS, &[]).await.unwrap();
+    assert_eq!(repairs, 0.0, "a living request was taken away");
+}

@@ -477,8 +477,9 @@ impl World {
         }
     }
 
-    /// How many tokens of a host's pending belonged to the dead VM nobody knows: from here on, until
-    /// the host is idle, only its in-flight count is exact.
+    /// All VMs that run say what they have, and the rest is what the dead left. How many tokens of a
+    /// host's pending belonged to these nobody knows: from here on, until the host is idle, only its
+    /// in-flight count is exact.
     fn repair(&mut self, host: usize) {
         if self.apart {
             return;
@@ -488,10 +489,24 @@ impl World {
         self.leaked.retain(|leak| leak.seat != seat);
         let excess = (before - self.leaked.len()) as u32;
         self.estimated[host] |= excess > 0;
-        Ledger::default().transact(&self.store.inner, |loads| {
-            loads.forgive(seat, excess);
+        let keeper = Ledger::default();
+        keeper.transact(&self.store.inner, |loads| {
+            loads.doubt(seat);
             ((), load::NO_CHANGES)
         });
+        self.now_ms += STOPPED_MS;
+        for (number, ledger) in self.ledgers.iter().enumerate() {
+            if !self.dead.contains(&number) {
+                ledger.beat(&self.store.inner, self.now_ms);
+            }
+        }
+        let unclaimed = keeper.transact(&self.store.inner, |loads| {
+            let unclaimed = loads.unclaimed(seat);
+            loads.forgive(seat, unclaimed.unwrap_or(0));
+            loads.trust(seat);
+            (unclaimed, load::NO_CHANGES)
+        });
+        assert_eq!(unclaimed, Some(excess), "what dead VMs left on host {host}");
     }
 
     /// Compares every host with the model. What is still owed is written first.
