@@ -13,11 +13,36 @@ use crate::store::{Store, StoreError};
 const LEASE_KEY: &str = "prefix_router.2.lease";
 /// The lease of what is kept once for all pools.
 pub const OF_LOADS: &str = "loads";
+/// The shared-data key of the last VM's name; its number is the layout's version.
+const NAME_KEY: &str = "prefix_router.1.vm";
+/// Attempts against other VMs that start at the same time; as many as there can be workers.
+const NAMINGS_MAX: u32 = 1024;
 
 /// The lease of what is kept for each pool.
 #[must_use]
 pub fn of_pool(pool: &str) -> String {
     format!("pool.{pool}")
+}
+
+/// A name for a VM that starts now: one that no other has, and larger than those before it, though
+/// workers start at the same time and a clock may be set back. `now` is in any unit, but always the
+/// same one. Where shared data fails it is the time alone.
+#[must_use]
+pub fn name(store: &impl Store, now: u64) -> u64 {
+    for _ in 0..NAMINGS_MAX {
+        let Ok(seen) = store.read(NAME_KEY) else {
+            break;
+        };
+        let last = seen.value.and_then(|value| value.try_into().ok());
+        let last = last.map_or(0, u64::from_le_bytes);
+        let name = now.max(last.saturating_add(1));
+        match store.write(NAME_KEY, &name.to_le_bytes(), Some(seen.cas)) {
+            Ok(()) => return name,
+            Err(StoreError::Stale) => {}
+            Err(StoreError::Refused) => break,
+        }
+    }
+    now
 }
 
 /// Who asks for a lease.
@@ -112,6 +137,13 @@ mod tests {
     use crate::store::MemoryStore;
 
     const LEASE: u64 = 500;
+
+    #[test]
+    fn vms_that_start_at_once_have_names_of_their_own_and_younger_ones_larger_names() {
+        let store = MemoryStore::new();
+        let names = [1000, 1000, 1000, 500, 2000].map(|now| name(&store, now));
+        assert_eq!(names, [1000, 1001, 1002, 1003, 2000]);
+    }
 
     fn takes(store: &MemoryStore, name: &str, id: u64, now_ms: u64) -> bool {
         let own = Owner { id, purpose: 7 };

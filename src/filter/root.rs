@@ -53,8 +53,7 @@ pub fn start() {
 struct Root {
     id: u32,
     worker: Option<Rc<Worker>>,
-    /// This VM's name, larger than those of older ones: no two VMs start their contexts in the
-    /// same microsecond with the same number.
+    /// The name of this VM, or of its part for one configuration.
     owner: u64,
     polls: RefCell<Polls>,
     leftovers: RefCell<Leftovers>,
@@ -64,7 +63,8 @@ struct Root {
 
 impl Root {
     fn new(id: u32) -> Self {
-        let owner = host::now_us() << 8 | u64::from(id) & 0xff;
+        // In 2^-8 µs, as a filter before this one named its VMs: they may still run, and are older.
+        let owner = lease::name(&Shared, host::now_us() << 8);
         Self {
             id,
             worker: None,
