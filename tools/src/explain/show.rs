@@ -368,6 +368,16 @@ fn seeds(page: &mut Page, told: &Description) {
     }
 }
 
+/// The cells of a row that tells two numbers of a prefix, and its hash.
+pub(super) fn hashed(first: &str, second: &str, hash: &str) -> [String; 4] {
+    [
+        format!("{first:>9}"),
+        format!(" {second:>9}"),
+        format!("  {hash:<16}"),
+        "  ".into(),
+    ]
+}
+
 fn checkpoints(page: &mut Page, told: &Description) {
     page.head("Checkpoints: places at which prompts are compared");
     page.say(
@@ -375,15 +385,7 @@ fn checkpoints(page: &mut Page, told: &Description) {
          place are the same up to there. `key`: the key may end here. `index`: the filter keeps \
          which hosts were sent a prompt up to here.",
     );
-    let row = |byte: &str, token: &str, hash: &str| {
-        [
-            format!("{byte:>9}"),
-            format!(" {token:>9}"),
-            format!("  {hash:<16}"),
-            "  ".into(),
-        ]
-    };
-    page.row(&row("byte", "token", "hash"), End::Words("used for"));
+    page.row(&hashed("byte", "token", "hash"), End::Words("used for"));
     let all = &told.checkpoints;
     let hidden = 2 * CHECKPOINTS_SHOWN..all.len();
     for (index, at) in all.iter().enumerate() {
@@ -396,7 +398,7 @@ fn checkpoints(page: &mut Page, told: &Description) {
             continue;
         }
         page.row(
-            &row(&number(at.bytes), &number(at.tokens), &at.hash),
+            &hashed(&number(at.bytes), &number(at.tokens), &at.hash),
             End::Words(&at.uses.join(", ")),
         );
     }

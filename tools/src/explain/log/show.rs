@@ -4,7 +4,7 @@
 
 use super::LogReport;
 use super::spoilers::{Cause, Spoiler};
-use crate::explain::show::{End, Page, count, number};
+use crate::explain::show::{End, Page, count, hashed, number};
 
 pub(super) fn report(told: &LogReport, width: usize) -> String {
     let mut page = Page::new(width);
@@ -93,18 +93,10 @@ fn sharing(page: &mut Page, told: &LogReport) {
         return;
     }
     page.say("The beginnings that save most, each as long as all its requests share it:");
-    let row = |requests: &str, tokens: &str, hash: &str| {
-        [
-            format!("{requests:>9}"),
-            format!(" {tokens:>9}"),
-            format!("  {hash:<16}"),
-            "  ".into(),
-        ]
-    };
-    page.row(&row("requests", "tokens", "hash"), End::Words("begins"));
+    page.row(&hashed("requests", "tokens", "hash"), End::Words("begins"));
     for prefix in &told.sharing.prefixes {
         page.row(
-            &row(
+            &hashed(
                 &number(prefix.requests),
                 &number(prefix.tokens),
                 &prefix.hash,
