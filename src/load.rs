@@ -278,7 +278,10 @@ impl Loads {
         }
         // Where there is no room to say so, silence says nothing.
         let claimed = match self.shares.has_room() {
-            true => self.shares.in_flight(seat.slot),
+            true => {
+                let [in_flight, _] = self.shares.total(seat.slot);
+                in_flight
+            }
             false => u32::MAX,
         };
         Some(self.in_flight(seat.slot).saturating_sub(claimed))
@@ -349,15 +352,15 @@ impl Loads {
             pending: own.pending,
         };
         let parts: Vec<Part> = own.iter().filter(is_asked).map(part).collect();
+        let slots: Vec<Slot> = parts.iter().map(|part| part.slot).collect();
         if !self.shares.replace(hand.owner, parts, hand.now_ms) {
             return;
         }
-        let mut at = HEADER_BYTES;
-        for claimed in self.shares.totals() {
-            for (field, claimed) in [4, 8].into_iter().zip(claimed) {
+        for slot in slots {
+            let at = record(slot);
+            for (field, claimed) in [4, 8].into_iter().zip(self.shares.total(slot)) {
                 self.set_word(at + field, self.word(at + field).max(claimed));
             }
-            at += RECORD_BYTES;
         }
     }
 

@@ -4,7 +4,6 @@
 //! Guarantee: a share is what its VM said last, and is written with the counts, in one value. Not
 //! here: the counts (load.rs).
 
-use crate::hosts::SLOTS_MAX;
 use crate::load::Slot;
 
 /// VMs with requests in flight: twice the workers of the largest machines, for the old and the new
@@ -147,24 +146,14 @@ impl Shares {
         self.vms.len() < VMS_MAX && self.parts.len() < PARTS_MAX
     }
 
-    /// Requests in flight in a slot, of all VMs.
+    /// Requests in flight and pending tokens in a slot, of all VMs.
     #[must_use]
-    pub fn in_flight(&self, slot: Slot) -> u32 {
+    pub fn total(&self, slot: Slot) -> [u32; 2] {
         let parts = self.parts.iter().filter(|part| part.slot == slot);
-        parts.fold(0, |sum, part| sum.saturating_add(part.in_flight))
-    }
-
-    /// By slot, requests in flight and pending tokens of all VMs.
-    #[must_use]
-    pub fn totals(&self) -> Vec<[u32; 2]> {
-        let mut totals = vec![[0_u32; 2]; SLOTS_MAX];
-        for part in &self.parts {
-            if let Some([in_flight, pending]) = totals.get_mut(usize::from(part.slot.0)) {
-                *in_flight = in_flight.saturating_add(part.in_flight);
-                *pending = pending.saturating_add(part.pending);
-            }
-        }
-        totals
+        parts.fold([0, 0], |[in_flight, pending]: [u32; 2], part| {
+            let in_flight = in_flight.saturating_add(part.in_flight);
+            [in_flight, pending.saturating_add(part.pending)]
+        })
     }
 
     /// The slot has another tenant, or its requests are counted by somebody else now.
@@ -245,9 +234,10 @@ mod tests {
         assert!(shares.replace(1, vec![part(1, 0, 2, 5), part(1, 3, 1, 7)], 0));
         assert!(!shares.replace(1, vec![part(1, 0, 2, 5), part(1, 3, 1, 7)], 9));
         assert!(shares.replace(2, vec![part(2, 3, 4, 1)], 0));
-        assert_eq!((shares.in_flight(Slot(3)), shares.totals()[3]), (5, [5, 8]));
+        assert_eq!(shares.total(Slot(3)), [5, 8]);
         assert!(shares.replace(1, vec![part(1, 3, 1, 0)], 0));
-        assert_eq!(shares.totals()[..4], [[0, 0], [0, 0], [0, 0], [5, 1]]);
+        let totals = [0, 1, 2, 3].map(|slot| shares.total(Slot(slot)));
+        assert_eq!(totals, [[0, 0], [0, 0], [0, 0], [5, 1]]);
         assert!(!shares.replace(9, Vec::new(), 0));
         assert_eq!(shares.counts(), [2, 2]);
     }
